@@ -1,0 +1,269 @@
+"""Loop distribution: one loop into batched parts and the smallest residual scans.
+
+What it does: builds the dependence graph of the body, cuts it where least has to be
+stored, and runs everything outside of the recurrences for all steps at once: before
+the residual scan (hoisted), after it (sunk), or between two. A loop without a
+recurrence disappears, or becomes a loop over blocks that fit in cache and budget. A
+carry that only accumulates becomes one reduction, a sum of products one contraction.
+
+Why it pays: a step's matrix-vector products become one matrix product, its library
+calls one batched call, and the loop's overhead goes.
+
+Legality: a strongly connected component with a back edge stays in order, and so do
+side effects, references, rbg keys, `custom_vmap`, and callbacks that say so. Batching
+is JAX's own (`vmap`). A `cond` with a dear branch and a `while` stay in the loop.
+
+Numerics: strict; reductions of floats are reordered only from `reassociate` on.
+
+Before and after (run as a test):
+
+>>> import jax, jax.numpy as jnp
+>>> from rewriter import explain
+>>> def rows(W, X):
+...     return jax.lax.map(lambda x: jnp.tanh(W @ x), X)
+>>> report = explain(rows)(jnp.ones((64, 64)), jnp.ones((100, 64)))
+>>> print(report.before.outline())
+scan 100:
+  dot_general tanh
+>>> print(report.after.outline())
+dot_general tanh
+
+References: Allen and Kennedy, *Automatic translation of Fortran programs to vector
+form*, TOPLAS 1987; LLVM's LoopDistribute; partition by minimum cut: ALGORITHMS.md, 1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rewriter import jax_compat as jc
+from rewriter.cost import Model, elements, inner_bytes, is_materialised, nbytes
+from rewriter.dependence import Dependence, dependence_graph
+from rewriter.emit import emit_partition
+from rewriter.graph import Loop
+from rewriter.legality import dear, unbatchable
+from rewriter.orient import variant_values
+from rewriter.partition import Partition, Prices, partition
+from rewriter.pass_manager import Context, Emission, LoopPass, Phase, Plan
+from rewriter.remarks import Location, Remark, missed, passed
+from rewriter.schedule import Schedule, choose
+
+
+@dataclass(frozen=True)
+class Distribution(Plan):
+    """A partition with its schedule."""
+
+    part: Partition | None = None
+    schedule: Schedule | None = None
+    invariant: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True)
+class LoopDistribution(LoopPass):
+    """The pass; options are fields."""
+
+    name: ClassVar = "loop-distribution"
+    phase: ClassVar = Phase.LATE
+    numerics: ClassVar = "strict"
+    min_gain: float = 1.1           # estimated time before over after
+
+    BATCHED = passed(
+        "batched", "no step depends on another: all {steps} run at once "
+        "({bytes_text}; about {before} -> {after} ns a step)")
+    BLOCKED = passed(
+        "blocked", "no step depends on another: batched in blocks of {block} "
+        "({bytes_text} at once; about {before} -> {after} ns a step)")
+    DISTRIBUTED = passed(
+        "distributed", "{moved} of {total} operations leave the loop, {scans} residual "
+        "scan(s) keep {carries} ({bytes_text} stacked; about {before} -> {after} ns a "
+        "step)")
+    SECTIONED = passed(
+        "sectioned", "{moved} of {total} operations leave the loop in sections of "
+        "{block} steps, {scans} residual scan(s) keep {carries} ({bytes_text} at once; "
+        "about {before} -> {after} ns a step)")
+    SHORT = missed("trip-count", "runs {steps} time(s): there is nothing to batch")
+    OPAQUE = missed(
+        "opaque-recurrence", "each step needs the one before: {carries} at {where} "
+        "depends on its own previous value through {through}, and nothing else in the "
+        "body is worth moving out",
+        "if the recurrence is linear or only accumulates, write it as a sum, cumsum "
+        "or associative_scan")
+    IN_ORDER = missed("in-order", "{reason}, at {where}; the rest is not worth moving",
+                      "move that operation out of the loop")
+    UNPROFITABLE = missed(
+        "unprofitable", "legal, but not faster here: about {before} ns a step as a "
+        "loop, {after} ns batched")
+    MEMORY = missed(
+        "memory-budget", "one step holds {bytes_text}, over the budget of {budget}",
+        "raise memory_budget")
+
+    def match(self, loop: Loop, ctx: Context) -> Distribution | Remark:
+        """Partition the loop, schedule it, and compare the estimates."""
+        where = loop.location
+        if loop.length <= 1:
+            return self.SHORT.at(where, steps=loop.length)
+        model = ctx.model
+        overhead = model.overhead(loop.eqns)
+        forced = _forced(loop, model, overhead)
+        dep = dependence_graph(loop, ctx.options.numerics, forced)
+        invariant = _invariant(dep)
+        part = partition(dep, _prices(dep, model, invariant, overhead))
+        before, after = part.loop_cost, part.cost
+        if before < after * self.min_gain or not _moves_work(part, invariant):
+            return self._reason(dep, before, after)
+        temp, kept = _bytes_per_step(part, invariant)
+        schedule = choose(loop.length, temp, kept, model.machine.cache,
+                          ctx.options.memory_budget, least=1 if part.is_map else 16)
+        if schedule is None:
+            return self.MEMORY.at(where, bytes=temp, bytes_text=_text(temp),
+                                  budget=_text(ctx.options.memory_budget))
+        return self._plan(part, schedule, invariant, before, after)
+
+    def rewrite(self, plan: Distribution) -> Emission:
+        """Return what emits the partition."""
+        part, schedule = plan.part, plan.schedule
+        assert part is not None and schedule is not None
+        return lambda args: emit_partition(part, schedule, plan.invariant, args)
+
+    # -------------------------------------------------------- words
+
+    def _plan(self, part: Partition, schedule: Schedule, invariant: frozenset[int],
+              before: float, after: float) -> Distribution:
+        loop, dep = part.dependence.loop, part.dependence
+        block = schedule.block
+        code, outcome = {
+            (True, True): (self.BATCHED, "batched"),
+            (True, False): (self.BLOCKED, "blocked"),
+            (False, True): (self.DISTRIBUTED, "distributed"),
+            (False, False): (self.SECTIONED, "sectioned"),
+        }[part.is_map, block is None]
+        names = [loop.name(n.carry.var) for n in dep.recurrences if n.carry is not None]
+        moved = sum(1 for v in part.in_batch if v not in part.in_scan)
+        remark = code.at(
+            loop.location, steps=loop.length, block=block or loop.length,
+            bytes=schedule.peak_bytes, bytes_text=_text(schedule.peak_bytes),
+            before=round(before), after=round(after), moved=moved,
+            total=len(dep.nodes), scans=part.scans, carries=_listed(names))
+        return Distribution(remark, outcome, part, schedule, invariant)
+
+    def _reason(self, dep: Dependence, before: float, after: float) -> Remark:
+        loop = dep.loop
+        core = [n for n in dep.nodes if dep.is_core(n.id)]
+        if not core:
+            return self.UNPROFITABLE.at(
+                loop.location, before=round(before), after=round(after))
+        carries = [n for n in core if n.carry is not None]
+        if not carries:
+            node, reason = next((n, dep.forced[n.id]) for n in core
+                                if n.id in dep.forced)
+            return self.IN_ORDER.at(loop.location, reason=reason,
+                                    where=Location(*jc.location(node.eqn)))
+        label = dep.component[carries[0].id]
+        through = [n.eqn for n in core if n.eqn is not None
+                   and dep.component[n.id] == label]
+        line = Location(*jc.location(through[-1])) if through else loop.location
+        return self.OPAQUE.at(
+            loop.location, where=line,
+            carries=_listed([loop.name(n.carry.var) for n in carries
+                             if n.carry is not None]),
+            through=_listed([e.primitive.name for e in through]) or "a swap")
+
+
+def _listed(names: list[str], most: int = 4) -> str:
+    names = list(dict.fromkeys(names))
+    shown = ", ".join(names[:most])
+    return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _text(size: float) -> str:
+    from rewriter.report import format_bytes
+
+    return format_bytes(size)
+
+
+# ------------------------------------------------------------ what the plan needs
+
+
+def _forced(loop: Loop, model: Model, overhead: float) -> dict[int, str]:
+    """Equations that stay in the loop, with the reason."""
+    found = {}
+    for i, eqn in enumerate(loop.eqns):
+        reason = unbatchable(eqn) or dear(eqn, model, overhead)
+        if reason is not None:
+            found[i] = reason
+    return found
+
+
+def _invariant(dep: Dependence) -> frozenset[int]:
+    """Nodes that read nothing that changes: computed once."""
+    fixed: set[int] = set()
+    for v in dep.order:
+        node = dep.nodes[v]
+        if node.eqn is None or node.eqn.effects or v in dep.forced or dep.is_core(v):
+            continue
+        if all(x in dep.made and dep.made[x] in fixed for x in node.reads):
+            fixed.add(v)
+    return frozenset(fixed)
+
+
+def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
+            overhead: float) -> Prices:
+    loop, m = dep.loop, model.machine
+    seeds = {c.var for c in loop.carries} | {v for v, _ in loop.xs}
+    variant = variant_values(loop.eqns, seeds)
+    loop_ns, batch_ns = [], []
+    for node in dep.nodes:
+        if node.eqn is not None:
+            cost = model.loop(node.eqn)
+            loop_ns.append(cost)
+            if node.id in invariant:
+                batch_ns.append(cost if cost < m.small_step else 0.0)
+            else:
+                batch_ns.append(model.batch(node.eqn, variant))
+        elif node.reduction is not None:
+            size = elements(node.reduction.carry.var) * len(node.reduction.terms)
+            loop_ns.append(size * m.element)
+            batch_ns.append(size * m.element_batched)
+        else:
+            loop_ns.append(0.0)
+            batch_ns.append(0.0)
+    fixed = {x for v in invariant for x in dep.nodes[v].defines}
+    per_byte = m.byte_cached
+    return Prices(
+        tuple(loop_ns), tuple(batch_ns),
+        store=lambda x: 0.0 if x in fixed else nbytes(x) * per_byte,
+        read=lambda x: nbytes(x) * per_byte * 0.5, scan=overhead)
+
+
+def _moves_work(part: Partition, invariant: frozenset[int]) -> bool:
+    """Whether a plan does more than what XLA does by itself."""
+    if part.is_map:
+        return True
+    return any(v not in part.in_scan and v not in invariant for v in part.in_batch) or (
+        any(v in invariant and v not in part.in_scan for v in part.in_batch))
+
+
+def _bytes_per_step(part: Partition, invariant: frozenset[int]) -> tuple[int, int]:
+    """Return bytes a step must hold that the loop did not, and bytes of its ys."""
+    dep = part.dependence
+    readers: Counter[Any] = Counter()
+    for node in dep.nodes:
+        readers.update(node.reads)
+    ys = {a for _, a in dep.loop.ys if not isinstance(a, jc.Literal)}
+    kept = sum(nbytes(a) for a in ys)
+    temp = sum(nbytes(x) for x in part.stored - ys)
+    largest_out = max((nbytes(x) for x in part.stored | ys), default=0)
+    for v in part.in_batch:
+        eqn = dep.nodes[v].eqn
+        if eqn is None or v in invariant:
+            continue
+        if is_materialised(eqn):
+            temp += inner_bytes(eqn)
+            continue
+        for x in eqn.outvars:
+            if readers[x] > 1 and nbytes(x) > largest_out and x not in part.stored:
+                temp += nbytes(x)
+    return temp, kept
+

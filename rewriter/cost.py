@@ -1,0 +1,275 @@
+"""Cost and memory model: what a step costs in a loop and batched, in nanoseconds.
+
+Constants per backend stand in one table; those of the CPU were measured with
+`python -m benchmarks constants` on two cores of an AMD EPYC 9004, those of the GPU
+come from public figures (launch about 3 us, 2 TB/s, 30 TFLOP/s of float32).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from rewriter import jax_compat as jc
+from rewriter.graph import reads
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Constants of a backend. Times in ns, sizes in bytes."""
+
+    name: str
+    small_step: float           # one step of a loop without library calls
+    step: float                 # one step of a loop with kernels
+    kernel: float               # one more kernel inside a step
+    dot_call: float             # one dot inside a step
+    library_call: float         # one LAPACK call, sort or RNG draw
+    flop_gemv: float            # per flop, matrix-vector
+    flop_gemm: float            # per flop, matrix-matrix
+    flop_tiny: float            # per flop of a batch of tiny products
+    byte_loop: float            # per byte streamed by a dot inside a step
+    element: float              # per element of a cheap operation
+    element_batched: float
+    byte_cached: float          # write and read back, in cache
+    byte_memory: float          # write and read back, from memory
+    cache: int                  # bytes a block of rows should stay within
+
+
+CPU = Machine(
+    name="cpu", small_step=4.0, step=90.0, kernel=60.0, dot_call=250.0,
+    library_call=900.0, flop_gemv=0.06, flop_gemm=0.009, flop_tiny=0.25,
+    byte_loop=0.025, element=0.12, element_batched=0.12,
+    byte_cached=0.06, byte_memory=0.25, cache=2 << 20,
+)
+GPU = Machine(
+    name="gpu", small_step=6000.0, step=6000.0, kernel=3000.0, dot_call=5000.0,
+    library_call=20000.0, flop_gemv=0.001, flop_gemm=0.00005, flop_tiny=0.0005,
+    byte_loop=0.0006, element=0.002, element_batched=0.002,
+    byte_cached=0.001, byte_memory=0.001, cache=64 << 20,
+)
+
+
+def machine(platform: str) -> Machine:
+    """Return the constants of a platform; every accelerator counts as a GPU."""
+    return CPU if platform == "cpu" else GPU
+
+
+# relative price of one element, in units of a cheap one
+_WEIGHT = {
+    "exp": 4, "exp2": 4, "log": 5, "log1p": 8, "expm1": 8, "tanh": 8, "logistic": 8,
+    "sin": 10, "cos": 10, "tan": 20, "pow": 14, "sqrt": 2, "rsqrt": 2, "cbrt": 12,
+    "div": 2, "rem": 10, "erf": 10, "erf_inv": 14, "erfc": 14, "lgamma": 40,
+    "digamma": 40, "atan2": 20, "sinh": 10, "cosh": 10, "asin": 15, "acos": 15,
+    "atan": 15, "asinh": 15, "acosh": 15, "atanh": 15, "igamma": 200,
+    "reduce_sum": 1, "reduce_max": 1, "argmax": 2, "argmin": 2, "cumsum": 2,
+    "random_bits": 8, "threefry2x32": 16, "random_split": 30, "random_fold_in": 30,
+}
+_FREE = frozenset({
+    "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient", "copy",
+    "convert_element_type", "bitcast_convert_type", "random_wrap", "random_unwrap",
+    "iota", "slice", "pvary",
+})
+LIBRARY = frozenset({
+    "lu", "cholesky", "qr", "eigh", "svd", "eig", "triangular_solve", "sort", "top_k",
+    "fft", "householder_product", "schur", "conv_general_dilated", "geqrf",
+    "approx_top_k", "lu_pivots_to_permutation", "tridiagonal_solve", "custom_call",
+    "tridiagonal", "geqp3", "ormqr",
+})
+DRAWS = frozenset({"random_bits", "threefry2x32", "random_split", "random_fold_in",
+                   "random_seed", "rng_bit_generator", "random_gamma"})
+_CONTROL = frozenset({"scan", "while", "cond"})
+
+
+def nbytes(atom: Any) -> int:
+    """Return the size of a value in bytes (0 for keys and tokens of no size)."""
+    aval = atom.aval
+    shape = getattr(aval, "shape", ())
+    itemsize = getattr(getattr(aval, "dtype", None), "itemsize", 8) or 8
+    return int(math.prod(shape)) * itemsize
+
+
+def elements(atom: Any) -> int:
+    """Return the number of elements of a value."""
+    return int(math.prod(getattr(atom.aval, "shape", ())))
+
+
+def dot_shape(eqn: Any) -> tuple[int, int, int, int]:
+    """Return batch, rows, columns and contracted length of a dot."""
+    (lc, _), (lb, _) = eqn.params["dimension_numbers"]
+    left, right = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
+    batch = math.prod(left[i] for i in lb)
+    k = math.prod(left[i] for i in lc)
+    m = math.prod(left) // max(1, batch * k)
+    n = math.prod(right) // max(1, batch * k)
+    return batch, m, n, k
+
+
+@dataclass(frozen=True)
+class Model:
+    """Prices the equations of a body on one machine."""
+
+    machine: Machine
+
+    def loop(self, eqn: Any) -> float:
+        """Return ns of one equation inside a loop step."""
+        m, name = self.machine, eqn.primitive.name
+        size = sum(elements(v) for v in eqn.outvars)
+        if name == "dot_general":
+            batch, rows, cols, k = dot_shape(eqn)
+            flops = 2.0 * batch * rows * cols * k
+            matrix = sum(nbytes(v) for v in eqn.invars)
+            if min(rows, cols) >= 8:
+                return m.dot_call + flops * m.flop_gemm * 1.5
+            return m.dot_call + max(flops * m.flop_gemv, matrix * m.byte_loop)
+        if name in LIBRARY:
+            work = sum(nbytes(v) for v in eqn.invars) / 4
+            return m.library_call + work * _library_power(eqn) * m.flop_gemv
+        if name in _CONTROL:
+            return self.control(eqn, batched=False)
+        inner = [jc.open_jaxpr(j) for j in jc.sub_jaxprs(eqn)]
+        if inner and name not in ("reduce", "scatter", "scatter-add", "sort"):
+            return sum(self.loop(e) for e in inner[0].eqns)
+        if name in _FREE:
+            return 0.02 * m.element * size
+        if name.startswith("reduce_") or name in ("argmax", "argmin"):
+            size = elements(eqn.invars[0])
+        extra = m.kernel if name in DRAWS and size > 4 else 0.0
+        return extra + _WEIGHT.get(name, 1) * m.element * size
+
+    def batch(self, eqn: Any, variant: frozenset[Any] | set[Any]) -> float:
+        """Return ns per step of one equation when all steps run at once."""
+        m, name = self.machine, eqn.primitive.name
+        changing = [v for v in reads(eqn) if v in variant]
+        if not changing and not eqn.effects:
+            return 0.0
+        if name == "dot_general":
+            batch, rows, cols, k = dot_shape(eqn)
+            flops = 2.0 * batch * rows * cols * k
+            shared = any(not isinstance(v, jc.Literal) and v not in variant
+                         for v in eqn.invars)
+            if shared:
+                return flops * m.flop_gemm
+            if batch * rows * cols * k < 4096:
+                return flops * m.flop_tiny
+            return 0.5 * m.dot_call + flops * (
+                m.flop_gemm * 1.5 if min(rows, cols) >= 8 else m.flop_gemv)
+        if name in LIBRARY:
+            work = sum(nbytes(v) for v in eqn.invars) / 4
+            return 0.7 * m.library_call + work * _library_power(eqn) * m.flop_gemv
+        if name in _CONTROL:
+            return self.control(eqn, batched=True)
+        inner = [jc.open_jaxpr(j) for j in jc.sub_jaxprs(eqn)]
+        if inner and name not in ("reduce", "scatter", "scatter-add", "sort"):
+            return sum(self.batch(e, _everything(inner[0])) for e in inner[0].eqns)
+        return self.loop(eqn) * (m.element_batched / m.element) - (
+            m.kernel if name in DRAWS else 0.0) * (self.loop(eqn) > m.kernel)
+
+    def control(self, eqn: Any, batched: bool) -> float:
+        """Return ns of a control-flow equation in the loop or batched."""
+        price = self._batched_body if batched else self.body
+        if eqn.primitive.name == "cond":
+            parts = [price(jc.open_jaxpr(b)) for b in eqn.params["branches"]]
+            return sum(parts) if batched else sum(parts) / len(parts)
+        if eqn.primitive.name == "scan":
+            p = jc.scan_params(eqn)
+            per_step = price(jc.open_jaxpr(p.body))
+            overhead = 0.0 if batched else self.overhead(jc.open_jaxpr(p.body).eqns)
+            return p.length * (per_step + overhead)
+        per_trip = price(jc.open_jaxpr(eqn.params["body_jaxpr"]))
+        return 10.0 * (per_trip + (0.0 if batched else self.machine.small_step))
+
+    def body(self, jaxpr: Any) -> float:
+        """Return ns of one run of a jaxpr inside a loop step."""
+        return sum(self.loop(e) for e in jaxpr.eqns)
+
+    def _batched_body(self, jaxpr: Any) -> float:
+        variant = _everything(jaxpr)
+        return sum(self.batch(e, variant) for e in jaxpr.eqns)
+
+    def overhead(self, eqns: Iterable[Any]) -> float:
+        """Return ns per step that the loop itself costs."""
+        eqns = list(eqns)
+        kernels = sum(1 for e in eqns if is_kernel(e))
+        if kernels == 0:
+            size = max((elements(v) for e in eqns for v in e.outvars), default=0)
+            return self.machine.small_step if size <= 4096 else self.machine.step
+        return self.machine.step + self.machine.kernel * min(kernels, 8)
+
+
+def is_kernel(eqn: Any) -> bool:
+    """Whether an equation can not be fused into its neighbours on a CPU."""
+    name = eqn.primitive.name
+    if name == "dot_general":
+        return elements(eqn.invars[0]) * elements(eqn.invars[1]) > 4096
+    return name in LIBRARY or name in _CONTROL or any(
+        is_kernel(e) for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns)
+
+
+def _everything(jaxpr: Any) -> set[Any]:
+    found = set(jaxpr.invars)
+    for eqn in jaxpr.eqns:
+        if any(v in found for v in reads(eqn)):
+            found.update(eqn.outvars)
+    return found
+
+
+def _library_power(eqn: Any) -> float:
+    """Flops per element of a library call: n for a factorisation, log n for a sort."""
+    shape = getattr(eqn.invars[0].aval, "shape", ())
+    n = shape[-1] if shape else 1
+    return float(n) if eqn.primitive.name not in ("sort", "top_k", "fft") else (
+        4.0 * math.log2(max(2, n)))
+
+
+def is_materialised(eqn: Any) -> bool:
+    """Whether XLA writes an equation's result to memory rather than fusing it."""
+    name = eqn.primitive.name
+    return (
+        name in ("dot_general", "gather", "concatenate", "cumsum", "scatter-add",
+                 "scatter", "dynamic_update_slice")
+        or name in LIBRARY or name in DRAWS or name in _CONTROL
+        or any(is_materialised(e) for j in jc.sub_jaxprs(eqn)
+               for e in jc.open_jaxpr(j).eqns)
+    )
+
+
+def inner_bytes(eqn: Any) -> int:
+    """Return bytes that one step of an equation keeps at once, inside included."""
+    own = sum(nbytes(v) for v in eqn.outvars) if is_materialised(eqn) else 0
+    inside = 0
+    for closed in jc.sub_jaxprs(eqn):
+        body = jc.open_jaxpr(closed)
+        inside = max(inside, sum(inner_bytes(e) for e in body.eqns))
+    return own + inside
+
+
+def parse_bytes(value: Any) -> int:
+    """Read a size such as `"512MB"`, `"1GiB"` or a number of bytes.
+
+    Raises:
+        ValueError: if the text is not a number with an optional unit.
+        TypeError: if the value is neither text nor a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float, str, np.integer)):
+        raise TypeError(
+            "memory_budget: expected bytes as a number or text such as '512MB', "
+            f"got {type(value).__name__}")
+    if not isinstance(value, str):
+        number = float(value)
+    else:
+        text = value.strip().lower().removesuffix("ib").removesuffix("b")
+        unit = text[-1:] if text[-1:] in "kmgt" else ""
+        scale = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}[unit]
+        try:
+            number = float(text.removesuffix(unit)) * scale
+        except ValueError:
+            raise ValueError(
+                "memory_budget: expected bytes as a number or text such as '512MB' "
+                f"or '2GB', got {value!r}") from None
+    if not number > 0 or math.isinf(number):
+        raise ValueError(f"memory_budget: expected more than 0 bytes, got {value!r}")
+    return int(number)

@@ -1,0 +1,327 @@
+"""The program view: loops by role, built on JAX's own equations.
+
+A `Loop` is an immutable view of one `scan`: trip count, *consts*, *carries*, *xs*,
+*ys* and the equations of its body, with plain `jit` calls inlined. What a loop
+reads from outside is a `Source` (an array made from the operands of the original
+equation) and what it gives back is a `Result`, so that a pass can change roles
+(a carry that is a counter becomes an `xs`) without tracing anything.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from rewriter import jax_compat as jc
+from rewriter.indices import Affine, Known, Scope, evaluate
+from rewriter.remarks import Location
+
+EMITTED = "rewriter_emitted"   # name of the jit around the body of an emitted loop
+KEPT = "rewriter_keep"         # name scope of loops the user opted out
+TAG = "__rewriter"             # part of the name of a tagged jit
+
+
+# ------------------------------------------------------------ sources and results
+
+
+@dataclass(frozen=True)
+class Source:
+    """An array outside of the loop, made from the loop equation's operands."""
+
+    get: Callable[[Sequence[Any]], Any]
+    known: Known | None = None      # its value (a const) or its rows (an xs)
+    operand: int | None = None      # set when it simply is this operand
+
+    @staticmethod
+    def of(index: int, known: Known | None = None) -> Source:
+        """Return the source that is operand `index` itself."""
+        return Source(lambda args: args[index], known, index)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the loop gave back: final carries by body variable, ys by key."""
+
+    args: Sequence[Any]
+    finals: Mapping[Any, Any]
+    stacks: Mapping[int, Any]
+
+
+@dataclass(frozen=True)
+class Result:
+    """How one output of the original equation is made from `Outputs`."""
+
+    get: Callable[[Outputs], Any]
+    carry: Any = None           # the carry variable whose final value it needs
+    ys: int | None = None       # the key of the ys it needs
+
+    @staticmethod
+    def final(var: Any) -> Result:
+        """Return the final value of a carry."""
+        return Result(lambda out: out.finals[var], carry=var)
+
+    @staticmethod
+    def stacked(key: int) -> Result:
+        """Return the ys of this key."""
+        return Result(lambda out: out.stacks[key], ys=key)
+
+
+# ------------------------------------------------------------ loops
+
+
+@dataclass(frozen=True)
+class Carry:
+    """A loop-carried value: body variable in, initial value, body atom out."""
+
+    var: Any
+    init: Source
+    out: Any
+
+
+@dataclass(frozen=True)
+class Loop:
+    """One loop by role. Indices along the trip are storage indices of xs and ys."""
+
+    eqn: Any
+    length: int
+    reverse: bool
+    unroll: int
+    consts: tuple[tuple[Any, Source], ...]
+    carries: tuple[Carry, ...]
+    xs: tuple[tuple[Any, Source], ...]
+    ys: tuple[tuple[int, Any], ...]                  # key, body atom
+    eqns: tuple[Any, ...]
+    results: tuple[Result | None, ...]               # None: nobody reads it
+    like: Any                                        # a jaxpr to copy debug info from
+    names: Mapping[Any, str] = field(default_factory=dict)
+
+    @property
+    def location(self) -> Location:
+        """The user's line that made the loop."""
+        return Location(*jc.location(self.eqn))
+
+    def replace(self, **changes: Any) -> Loop:
+        """Return a copy with some fields changed."""
+        return replace(self, **changes)
+
+    def known(self) -> dict[Any, Known]:
+        """Evaluate the integer part of the body over the trip."""
+        inputs: dict[Any, Known] = {}
+        for var, source in (*self.consts, *self.xs):
+            if source.known is not None:
+                inputs[var] = source.known
+        return evaluate(self.eqns, inputs, self.length)
+
+    def name(self, var: Any) -> str:
+        """Return the user's name of a carry or input."""
+        return self.names.get(var, "value")
+
+    def made_by(self) -> dict[Any, int]:
+        """Map every variable of the body to the equation that makes it."""
+        return {v: i for i, e in enumerate(self.eqns) for v in e.outvars}
+
+    def is_constant(self, atom: Any) -> bool:
+        """Whether an atom is a literal or a loop constant."""
+        return isinstance(atom, jc.Literal) or any(v is atom for v, _ in self.consts)
+
+
+def reads(eqn: Any) -> list[Any]:
+    """Return the variables an equation reads."""
+    return [v for v in eqn.invars if not isinstance(v, jc.Literal)]
+
+
+def is_emitted(eqn: Any) -> bool:
+    """Whether a scan equation was made by the rewriter."""
+    inner = jc.open_jaxpr(jc.scan_params(eqn).body).eqns
+    return (
+        len(inner) == 1
+        and inner[0].primitive.name in jc.JIT_NAMES
+        and str(inner[0].params.get("name", "")).startswith(EMITTED)
+    )
+
+
+def is_kept(eqn: Any) -> bool:
+    """Whether the user traced an equation inside `rewriter.keep()`."""
+    return KEPT in jc.name_stack(eqn)
+
+
+@contextlib.contextmanager
+def keep() -> Iterator[None]:
+    """Leave the loops traced inside this context alone."""
+    import jax
+
+    with jax.named_scope(KEPT):
+        yield
+
+
+def is_plain_jit(eqn: Any) -> bool:
+    """Whether an equation is a jit that only groups equations."""
+    if eqn.primitive.name not in jc.JIT_NAMES:
+        return False
+    p = eqn.params
+    if TAG in str(p.get("name", "")) or any(p.get("donated_invars") or ()):
+        return False
+    if p.get("compiler_options_kvs"):
+        return False
+    shardings = (*p.get("in_shardings", ()), *p.get("out_shardings", ()))
+    return all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
+
+
+def inline(
+    eqns: Iterable[Any], inline_custom: bool = False
+) -> tuple[list[Any], dict[Any, Any], list[tuple[Any, Any]]]:
+    """Inline plain jits, with fresh variables.
+
+    `inline_custom` also opens `custom_jvp`/`custom_vjp` calls, which is right once
+    differentiation is over. Returns the equations, a substitution of the outputs
+    of inlined calls, and the constants met as (variable, value).
+    """
+    out: list[Any] = []
+    subst: dict[Any, Any] = {}
+    consts: list[tuple[Any, Any]] = []
+    _inline_into(out, subst, consts, eqns, None, inline_custom)
+    return out, subst, consts
+
+
+_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
+
+
+def _inline_target(eqn: Any, inline_custom: bool) -> Any | None:
+    if is_plain_jit(eqn):
+        inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
+        return inner if jc.is_closed(inner) else None
+    if inline_custom and eqn.primitive.name in _CUSTOM:
+        inner = eqn.params.get("call_jaxpr") or eqn.params.get("fun_jaxpr")
+        return inner if inner is not None and jc.is_closed(inner) else None
+    return None
+
+
+def _inline_into(
+    out: list[Any], subst: dict[Any, Any], consts: list[tuple[Any, Any]],
+    eqns: Iterable[Any], call: Any, inline_custom: bool,
+) -> None:
+    def atom(v: Any) -> Any:
+        return v if isinstance(v, jc.Literal) else subst.get(v, v)
+
+    for eqn in eqns:
+        ins = [atom(v) for v in eqn.invars]
+        inner = _inline_target(eqn, inline_custom)
+        if inner is not None:
+            jaxpr = jc.open_jaxpr(inner)
+            local: dict[Any, Any] = dict(zip(jaxpr.invars, ins, strict=True))
+            for var, value in zip(jaxpr.constvars, inner.consts, strict=True):
+                local[var] = jc.fresh_var(var.aval)
+                consts.append((local[var], value))
+            where = eqn if call is None else eqn.replace(
+                source_info=jc.inlined(eqn, call))
+            _inline_into(out, local, consts, jaxpr.eqns, where, inline_custom)
+            for var, inner_var in zip(eqn.outvars, jaxpr.outvars, strict=True):
+                subst[var] = (inner_var if isinstance(inner_var, jc.Literal)
+                              else local[inner_var])
+            continue
+        changes: dict[str, Any] = {}
+        if call is not None:
+            fresh = [v if isinstance(v, jc.DropVar) else jc.fresh_var(v.aval)
+                     for v in eqn.outvars]
+            subst.update(zip(eqn.outvars, fresh, strict=True))
+            changes = {"outvars": fresh, "source_info": jc.inlined(eqn, call)}
+        if changes or any(a is not b for a, b in zip(ins, eqn.invars, strict=True)):
+            eqn = eqn.replace(invars=ins, **changes)
+        out.append(eqn)
+
+
+def loop_of(eqn: Any, scope: Scope, inline_custom: bool = False) -> Loop:
+    """Return the view of a scan equation."""
+    p = jc.scan_params(eqn)
+    body = jc.open_jaxpr(p.body)
+    eqns, subst, extra = inline(body.eqns, inline_custom)
+
+    def atom(v: Any) -> Any:
+        return v if isinstance(v, jc.Literal) else subst.get(v, v)
+
+    consts: list[tuple[Any, Source]] = [
+        (var, Source(lambda _, value=value: value, _scalar_constant(value)))
+        for var, value in (*zip(body.constvars, p.body.consts, strict=True), *extra)
+    ]
+    nc, nk = p.num_consts, p.num_carry
+    names = body.debug_info.arg_names
+    ins = list(zip(body.invars, eqn.invars, range(len(eqn.invars)), strict=True))
+    consts += [(v, Source.of(k, scope.scalar(a))) for v, a, k in ins[:nc]]
+    carries = tuple(
+        Carry(v, Source.of(k, scope.scalar(a)), atom(body.outvars[k - nc]))
+        for v, a, k in ins[nc:nc + nk]
+    )
+    xs = tuple((v, Source.of(k, scope.stacked(a))) for v, a, k in ins[nc + nk:])
+    made = (*(Result.final(c.var) for c in carries),
+            *(Result.stacked(i) for i in range(len(body.outvars) - nk)))
+    results = tuple(None if isinstance(v, jc.DropVar) else r
+                    for v, r in zip(eqn.outvars, made, strict=True))
+    return Loop(
+        eqn=eqn, length=p.length, reverse=p.reverse, unroll=p.unroll,
+        consts=tuple(consts), carries=carries, xs=xs,
+        ys=tuple((i, atom(v)) for i, v in enumerate(body.outvars[nk:])),
+        eqns=tuple(eqns),
+        results=results, like=body,
+        names={v: n for v, n in zip(body.invars, names or (), strict=False) if n},
+    )
+
+
+def _scalar_constant(value: Any) -> Affine | None:
+    from rewriter.indices import constant
+
+    size = getattr(value, "size", 1)
+    dtype = getattr(value, "dtype", None)
+    if dtype is None or size > 64 or not hasattr(value, "shape"):
+        return None
+    return constant(value) if getattr(dtype, "kind", "") in "iub" else None
+
+
+def prune(loop: Loop) -> Loop:
+    """Drop equations, inputs, carries and ys that no result needs."""
+    results = [r for r in loop.results if r is not None]
+    needed = {r.ys for r in results if r.ys is not None}
+    ys = tuple(y for y in loop.ys if y[0] in needed)
+    live_carry = {r.carry for r in results if r.carry is not None}
+    carry_out = {c.var: c.out for c in loop.carries}
+    while True:
+        live: set[Any] = set()
+        for atom in (*(a for _, a in ys), *(carry_out[v] for v in live_carry)):
+            if not isinstance(atom, jc.Literal):
+                live.add(atom)
+        kept: list[Any] = []
+        for eqn in reversed(loop.eqns):
+            if eqn.effects or any(v in live for v in eqn.outvars):
+                kept.append(eqn)
+                live.update(reads(eqn))
+        more = {c.var for c in loop.carries if c.var in live} - live_carry
+        if not more:
+            break
+        live_carry |= more
+    if (len(kept) == len(loop.eqns) and len(ys) == len(loop.ys)
+            and len(live_carry) == len(loop.carries)
+            and all(v in live for v, _ in (*loop.consts, *loop.xs))):
+        return loop
+    return loop.replace(
+        eqns=tuple(reversed(kept)), ys=ys,
+        consts=tuple(c for c in loop.consts if c[0] in live),
+        xs=tuple(x for x in loop.xs if x[0] in live),
+        carries=tuple(c for c in loop.carries if c.var in live_carry),
+    )
+
+
+def substitute(loop: Loop, mapping: Mapping[Any, Any]) -> Loop:
+    """Replace variables by atoms throughout the body."""
+    def atom(v: Any) -> Any:
+        return v if isinstance(v, jc.Literal) else mapping.get(v, v)
+
+    eqns = tuple(
+        e.replace(invars=[atom(v) for v in e.invars])
+        if any(atom(v) is not v for v in e.invars) else e
+        for e in loop.eqns
+    )
+    return loop.replace(
+        eqns=eqns, ys=tuple((k, atom(v)) for k, v in loop.ys),
+        carries=tuple(replace(c, out=atom(c.out)) for c in loop.carries),
+    )

@@ -1,0 +1,453 @@
+"""The one door to JAX's internals: jaxprs, scan parameters, tracing, lowering.
+
+Everything here is private API somewhere between JAX 0.10.2 and the newest
+release; all other modules use public JAX and this file. Differences met so far:
+`ClosedJaxpr` and `Jaxpr` became one class in 0.11, and scan's parameters went
+from counts (`num_consts`, `num_carry`) to `FlatTree`s (`ft_in`, `ft_out`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax._src import api_util, config, core, source_info_util
+from jax._src import linear_util as lu
+from jax._src import pjit as pjit_lib
+from jax._src.interpreters import mlir
+from jax._src.interpreters import partial_eval as pe
+from jax._src.lax.control_flow import loops as loops_lib
+
+Jaxpr = core.Jaxpr
+ClosedJaxpr = getattr(core, "ClosedJaxpr", core.Jaxpr)
+Var = core.Var
+DropVar = core.DropVar
+Literal = core.Literal
+JaxprEqn = core.JaxprEqn
+jit_p = getattr(pjit_lib, "jit_p", None) or pjit_lib.pjit_p
+JIT_NAMES = frozenset({"jit", "pjit", "closed_call", "core_call"})
+ONE_CLASS = ClosedJaxpr is Jaxpr
+
+_eval_jaxpr = core.eval_jaxpr
+jaxpr_as_fun = core.jaxpr_as_fun
+check_jaxpr = core.check_jaxpr
+
+
+# ---------------------------------------------------------------- jaxprs
+
+
+def open_jaxpr(closed: Any) -> Any:
+    """Return the `Jaxpr` inside a `ClosedJaxpr` (itself where they are one class)."""
+    return closed.jaxpr
+
+
+def close_jaxpr(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
+    """Attach the values of a jaxpr's constvars."""
+    if ONE_CLASS:
+        return jaxpr.with_consts(list(consts))
+    return ClosedJaxpr(jaxpr, list(consts))
+
+
+def is_closed(value: Any) -> bool:
+    """Whether `value` is a jaxpr that carries its constants."""
+    return isinstance(value, ClosedJaxpr)
+
+
+def is_open(value: Any) -> bool:
+    """Whether `value` is a jaxpr without a place for constants."""
+    return isinstance(value, Jaxpr) and not ONE_CLASS
+
+
+def fresh_var(aval: Any) -> Any:
+    """Make a new variable of type `aval`."""
+    return Var(aval)
+
+
+def build_jaxpr(
+    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any], like: Any
+) -> Any:
+    """Build a closed jaxpr without constants out of existing equations."""
+    effects = core.join_effects(*(e.effects for e in eqns)) if eqns else set()
+    info = like.debug_info._replace(
+        arg_names=("",) * len(invars), result_paths=("",) * len(outvars)
+    )
+    jaxpr = Jaxpr(
+        (), list(invars), list(outvars), list(eqns), effects, info
+    )
+    return close_jaxpr(jaxpr)
+
+
+def replace_eqns(
+    closed: Any,
+    eqns: Sequence[Any],
+    outvars: Sequence[Any],
+    constvars: Sequence[Any] = (),
+    consts: Sequence[Any] = (),
+) -> Any:
+    """Replace a closed jaxpr's equations and outputs, appending constants."""
+    jaxpr = open_jaxpr(closed)
+    new_consts = [*closed.consts, *consts]
+    kwargs: dict[str, Any] = {"consts": new_consts} if ONE_CLASS else {}
+    new = jaxpr.replace(
+        eqns=list(eqns),
+        outvars=list(outvars),
+        constvars=[*jaxpr.constvars, *constvars],
+        debug_info=jaxpr.debug_info,
+        **kwargs,
+    )
+    return new if ONE_CLASS else ClosedJaxpr(new, new_consts)
+
+
+def sub_jaxprs(eqn: Any) -> Iterator[Any]:
+    """Yield every jaxpr in an equation's parameters, closed or open."""
+    for value in eqn.params.values():
+        if isinstance(value, (ClosedJaxpr, Jaxpr)):
+            yield value
+        elif isinstance(value, (tuple, list)):
+            for item in value:
+                if isinstance(item, (ClosedJaxpr, Jaxpr)):
+                    yield item
+
+
+def map_sub_jaxprs(eqn: Any, fn: Callable[[Any], Any]) -> Any:
+    """Apply `fn` to an equation's closed sub-jaxprs; the same equation if unchanged.
+
+    An open slot (`checkpoint` before 0.11) can take no constants: it keeps its
+    jaxpr when `fn` needs some.
+    """
+    changed: dict[str, Any] = {}
+    for name, value in eqn.params.items():
+        new = _map_param(value, fn)
+        if new is not value:
+            changed[name] = new
+    return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
+
+
+def _map_param(value: Any, fn: Callable[[Any], Any]) -> Any:
+    if isinstance(value, ClosedJaxpr):
+        return fn(value)
+    if isinstance(value, Jaxpr):
+        if value.constvars:
+            return value
+        closed = close_jaxpr(value)
+        new = fn(closed)
+        if new is closed or new.consts:
+            return value
+        return open_jaxpr(new)
+    if isinstance(value, tuple) and any(
+        isinstance(v, (ClosedJaxpr, Jaxpr)) for v in value
+    ):
+        new_items = tuple(_map_param(v, fn) for v in value)
+        if all(a is b for a, b in zip(new_items, value, strict=True)):
+            return value
+        return type(value)(*new_items) if hasattr(value, "_fields") else new_items
+    return value
+
+
+# ---------------------------------------------------------------- scan
+
+
+@dataclass(frozen=True)
+class ScanParams:
+    """Scan's parameters by role, whatever the release calls them."""
+
+    body: Any
+    length: int
+    reverse: bool
+    unroll: int
+    num_consts: int
+    num_carry: int
+
+
+def scan_params(eqn: Any) -> ScanParams:
+    """Read a scan equation's parameters."""
+    p = eqn.params
+    if "num_consts" in p:
+        consts, carry = p["num_consts"], p["num_carry"]
+    else:
+        groups = p["ft_in"].unpack()
+        consts, carry = len(groups[0]), len(groups[1])
+    return ScanParams(
+        p["jaxpr"], p["length"], p["reverse"], p["unroll"], consts, carry
+    )
+
+
+def bind_scan(
+    body: Any,
+    consts: Sequence[Any],
+    init: Sequence[Any],
+    xs: Sequence[Any],
+    *,
+    length: int,
+    reverse: bool,
+    unroll: int = 1,
+) -> list[Any]:
+    """Bind scan on a ready body jaxpr: `(*consts, *carry, *x) -> (*carry, *y)`."""
+    params: dict[str, Any] = {
+        "jaxpr": body, "length": length, "reverse": reverse, "unroll": unroll,
+    }
+    if ONE_CLASS:
+        ft = loops_lib.ft
+        n_ys = len(body.out_avals) - len(init)
+        params["ft_in"] = ft.pack(
+            (ft.nones(len(consts)), ft.nones(len(init)), ft.nones(len(xs)))
+        )
+        params["ft_out"] = ft.pack((ft.nones(len(init)), ft.nones(n_ys)))
+    else:
+        params["num_consts"], params["num_carry"] = len(consts), len(init)
+        params["_split_transpose"] = False
+    known = loops_lib.scan_p.bind
+    params = {k: v for k, v in params.items() if k in _scan_param_names()}
+    return list(known(*consts, *init, *xs, **params))
+
+
+@functools.cache
+def _scan_param_names() -> frozenset[str]:
+    eqn = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, v: (c, v), 0.0, x))(
+        jax.ShapeDtypeStruct((2,), "float32")
+    ).eqns[-1]
+    return frozenset(eqn.params)
+
+
+# ---------------------------------------------------------------- tracing
+
+
+def abstractify(value: Any) -> Any:
+    """Return the abstract value of an argument, weak type and sharding kept."""
+    return core.shaped_abstractify(value)
+
+
+def trace(fun: Callable[..., Any], avals: Sequence[Any], name: str) -> Any:
+    """Trace a flat function at exactly these avals into a closed jaxpr."""
+    info = api_util.debug_info(name, fun, tuple(avals), {})
+    out = pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=info), list(avals))
+    jaxpr, consts = out[0], out[2]
+    if ONE_CLASS and jaxpr.consts:
+        return jaxpr
+    return close_jaxpr(jaxpr, consts)
+
+
+def evaluate(closed: Any, *args: Any) -> list[Any]:
+    """Evaluate a closed jaxpr, keeping source locations and name stacks."""
+    return list(_eval_jaxpr(open_jaxpr(closed), closed.consts, *args))
+
+
+def rebind(eqn: Any, values: Sequence[Any]) -> list[Any]:
+    """Bind an equation's primitive on new operands, at the user's location."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+        eqn.ctx.manager,
+    ):
+        bound = eqn.primitive.get_bind_params(eqn.params)
+        if isinstance(bound, tuple):
+            subfuns, params = bound
+            out = eqn.primitive.bind(*subfuns, *values, **params)
+        else:
+            out = eqn.primitive.bind(*values, **bound)
+    return list(out) if eqn.primitive.multiple_results else [out]
+
+
+@contextlib.contextmanager
+def at_location(eqn: Any) -> Iterator[None]:
+    """Trace new equations as if the user had written them at `eqn`."""
+    with (
+        eqn.ctx.manager,
+        source_info_util.user_context(
+            eqn.source_info.traceback, name_stack=eqn.source_info.name_stack
+        ),
+    ):
+        yield
+
+
+def relocate(new: Any, old: Any) -> Any:
+    """Source information for an equation traced in place of `old`."""
+    info = new.source_info
+    return info.replace(
+        name_stack=old.source_info.name_stack + info.name_stack,
+        traceback=info.traceback or old.source_info.traceback,
+    )
+
+
+def inlined(inner: Any, call: Any) -> Any:
+    """Source information for an equation inlined out of `call`."""
+    stack = call.source_info.name_stack + inner.source_info.name_stack
+    return inner.source_info.replace(name_stack=stack)
+
+
+def coerce(value: Any, aval: Any) -> Any:
+    """Give `value` exactly the dtype and weak type of `aval`."""
+    from jax._src.lax import lax as lax_internal
+
+    have = core.typeof(value) if hasattr(core, "typeof") else core.get_aval(value)
+    same = have.dtype == aval.dtype and getattr(have, "weak_type", False) == getattr(
+        aval, "weak_type", False
+    )
+    if same:
+        return value
+    return lax_internal._convert_element_type(
+        value, aval.dtype, weak_type=getattr(aval, "weak_type", False)
+    )
+
+
+def is_extended(aval: Any) -> bool:
+    """Whether an aval has an extended dtype (typed PRNG keys)."""
+    return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def is_array_aval(aval: Any) -> bool:
+    """Whether an aval is an ordinary array, not a ref or a token."""
+    return type(aval) is core.ShapedArray
+
+
+def has_64_bit(jaxpr: Any) -> bool:
+    """Whether any value of a jaxpr is 64 bit (it was traced under x64)."""
+    def wide(v: Any) -> bool:
+        return getattr(getattr(v.aval, "dtype", None), "itemsize", 0) == 8
+
+    if any(wide(v) for v in (*jaxpr.invars, *jaxpr.constvars)):
+        return True
+    for eqn in jaxpr.eqns:
+        if any(wide(v) for v in eqn.outvars):
+            return True
+        if any(has_64_bit(open_jaxpr(s)) for s in sub_jaxprs(eqn)):
+            return True
+    return False
+
+
+@contextlib.contextmanager
+def same_x64(closed: Any) -> Iterator[None]:
+    """Retrace under the x64 setting the jaxpr was made with."""
+    with jax.enable_x64(True) if has_64_bit(open_jaxpr(closed)) else (
+        contextlib.nullcontext()
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def inside(eqn: Any) -> Iterator[None]:
+    """Enter the axis environment that an equation gives its sub-jaxprs."""
+    if eqn.primitive.name != "shard_map":
+        yield
+        return
+    from jax._src import mesh as mesh_lib
+    from jax._src import shard_map as shard_map_lib
+
+    mesh, manual = eqn.params["mesh"], eqn.params.get("manual_axes")
+    check = eqn.params.get("check_vma", True)
+    abstract = shard_map_lib._as_manual_mesh(mesh, manual)
+    if not isinstance(abstract, mesh_lib.AbstractMesh):
+        abstract = abstract.abstract_mesh
+    with (
+        shard_map_lib._extend_axis_env(mesh, manual),
+        mesh_lib.use_abstract_mesh(abstract),
+        config._check_vma(check),
+    ):
+        yield
+
+
+# ---------------------------------------------------------------- locations
+
+_HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+_OWN = (os.path.join(_HERE, "rewriter"), os.path.join(_HERE, "passes"))
+
+
+def location(eqn: Any) -> tuple[str, int, str]:
+    """Return file, line and function of the user's code behind an equation."""
+    for frame in source_info_util.user_frames(eqn.source_info.traceback):
+        if not frame.file_name.startswith(_OWN):
+            return frame.file_name, frame.start_line, frame.function_name
+    return "<unknown>", 0, ""
+
+
+def name_stack(eqn: Any) -> str:
+    """Return an equation's name stack as text."""
+    return str(eqn.source_info.name_stack)
+
+
+# ---------------------------------------------------------------- lowering
+
+
+def install_lowering(replace: Callable[[str, Any, str], Any]) -> bool:
+    """Let `replace(name, jaxpr, platform)` change a jit's jaxpr when it is lowered.
+
+    Returns False where this JAX offers no such hook.
+    """
+    entry = mlir._lowerings.get(jit_p)
+    rule = getattr(entry, "rule", entry)
+    if rule is None:
+        return False
+
+    @functools.wraps(rule)
+    def lower(ctx: Any, *args: Any, jaxpr: Any, name: str, **params: Any) -> Any:
+        platform = ctx.module_context.platforms[0]
+        return rule(
+            ctx, *args, jaxpr=replace(name, jaxpr, platform), name=name, **params
+        )
+
+    mlir.register_lowering(jit_p, lower, cacheable=False)
+    return True
+
+
+def cache_by_identity(maxsize: int = 512) -> Callable[..., Any]:
+    """Memoise a function of a jaxpr (held weakly) and hashable arguments."""
+    from jax._src.util import weakref_lru_cache
+
+    return functools.partial(weakref_lru_cache, maxsize=maxsize)
+
+
+# ---------------------------------------------------------------- small edits
+
+
+def replace_params(eqn: Any, **changes: Any) -> Any:
+    """Return an equation with some parameters replaced."""
+    return eqn.replace(params={**eqn.params, **changes})
+
+
+@contextlib.contextmanager
+def at_inner_location(eqn: Any) -> Iterator[None]:
+    """Trace new equations at `eqn`, inside the current name stack."""
+    stack = source_info_util.current_name_stack() + eqn.source_info.name_stack
+    with (
+        eqn.ctx.manager,
+        source_info_util.user_context(eqn.source_info.traceback, name_stack=stack),
+    ):
+        yield
+
+
+def with_outputs_of(new: Any, old: Any) -> Any:
+    """Check that a retraced jaxpr has the types of the old one, and return it."""
+    for a, b in zip(new.out_avals, old.out_avals, strict=True):
+        if not same_type(a, b):
+            raise TypeError(f"retraced jaxpr gives {a}, expected {b}")
+    return new
+
+
+def same_type(a: Any, b: Any) -> bool:
+    """Whether two avals agree in shape, dtype and weak type."""
+    return (
+        getattr(a, "shape", None) == getattr(b, "shape", None)
+        and getattr(a, "dtype", None) == getattr(b, "dtype", None)
+        and getattr(a, "weak_type", False) == getattr(b, "weak_type", False)
+    )
+
+
+def dce(closed: Any) -> Any:
+    """Drop equations whose results nobody uses, inputs kept (JAX's own pass)."""
+    jaxpr = open_jaxpr(closed)
+    new, _ = pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=True)
+    if len(new.constvars) != len(jaxpr.constvars):
+        return closed
+    return close_jaxpr(new, closed.consts) if not ONE_CLASS else new
+
+
+def has_refs(closed: Any) -> bool:
+    """Whether a program takes or makes mutable references."""
+    jaxpr = open_jaxpr(closed)
+    return any(not is_array_aval(v.aval) and "Ref" in type(v.aval).__name__
+               for v in (*jaxpr.invars, *(o for e in jaxpr.eqns for o in e.outvars)))

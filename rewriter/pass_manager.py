@@ -1,0 +1,397 @@
+"""The pass manager: passes, phases, order, rewrite budget, one instrumentation hook.
+
+Early passes run when the tagged function is traced, inside-out; late passes run when
+JAX lowers it, outside-in, on the program after `grad`, `vmap` and friends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, ClassVar
+
+from rewriter import jax_compat as jc
+from rewriter.cost import Model, machine
+from rewriter.emit import emit_loop
+from rewriter.graph import TAG, Loop, is_emitted, is_kept, loop_of, prune
+from rewriter.indices import Scope
+from rewriter.remarks import Location, Remark, RemarkCode, failed, missed
+from rewriter.verify import used_outvars, verify
+
+
+class Phase(Enum):
+    """When a pass runs."""
+
+    EARLY = "early"
+    LATE = "late"
+    BOTH = "both"
+
+
+NUMERICS = ("strict", "reassociate", "fast")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user asked for; hashable, so that a tag can name it."""
+
+    numerics: str = "reassociate"
+    memory_budget: int = 256_000_000
+    disable: frozenset[str] = frozenset()
+    require: frozenset[str] = frozenset()
+
+    def allows(self, level: str) -> bool:
+        """Whether a pass of this numerics level may run."""
+        return NUMERICS.index(level) <= NUMERICS.index(self.numerics)
+
+
+Emission = Callable[[Sequence[Any]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pass found and means to do. `remark` says it in words."""
+
+    remark: Remark
+    outcome: str = ""           # of the loop, where the plan ends its treatment
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One optimisation. Codes are class attributes; options are fields."""
+
+    name: ClassVar[str] = ""
+    phase: ClassVar[Phase] = Phase.BOTH
+    numerics: ClassVar[str] = "strict"
+    codes: ClassVar[dict[str, RemarkCode]] = {}
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Bind the declared codes to the pass name."""
+        super().__init_subclass__(**kwargs)
+        cls.codes = {}
+        for key, value in list(vars(cls).items()):
+            if isinstance(value, RemarkCode):
+                owned = value.owned_by(cls.name)
+                setattr(cls, key, owned)
+                cls.codes[owned.code] = owned
+
+
+@dataclass(frozen=True)
+class LoopPass(Pass):
+    """A pass over loops."""
+
+    def match(self, loop: Loop, ctx: Context) -> Plan | Remark:
+        """Return a plan, or the remark that says why not. Pure."""
+        raise NotImplementedError
+
+    def rewrite(self, plan: Any) -> Loop | Emission:
+        """Return the loop with other roles, or what emits its replacement."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class EquationPass(Pass):
+    """A pass over single equations of some primitives."""
+
+    primitives: ClassVar[frozenset[str]] = frozenset()
+
+    def match(self, eqn: Any, scope: Scope, ctx: Context) -> Plan | Remark:
+        """Return a plan, or the remark that says why not. Pure."""
+        raise NotImplementedError
+
+    def rewrite(self, plan: Any) -> Emission:
+        """Return what emits the replacement."""
+        raise NotImplementedError
+
+
+# ------------------------------------------------------------ context and events
+
+
+@dataclass(frozen=True)
+class Event:
+    """One rewrite, as the instrumentation hook sees it."""
+
+    pass_name: str
+    location: Location
+    plan: Any
+    seconds: float
+
+
+_hooks: list[Callable[[Event], None]] = []
+
+
+@contextlib.contextmanager
+def instrument(hook: Callable[[Event], None]) -> Iterator[None]:
+    """Call `hook` after every rewrite made inside this context."""
+    _hooks.append(hook)
+    try:
+        yield
+    finally:
+        _hooks.remove(hook)
+
+
+class Sink:
+    """Collects remarks and the verdict on each loop. This one keeps nothing."""
+
+    def remark(self, remark: Remark, eqn: Any = None) -> None:
+        """Take a remark about the loop made by `eqn`."""
+
+    def verdict(self, eqn: Any, outcome: str, remark: Remark) -> None:
+        """Take what became of the loop made by `eqn`."""
+
+
+@dataclass
+class Context:
+    """What passes may ask while they match."""
+
+    options: Options
+    phase: Phase
+    platform: str
+    sink: Sink = field(default_factory=Sink)
+    rewrites: int = 0
+
+    @property
+    def model(self) -> Model:
+        """The cost model of the platform."""
+        return Model(machine(self.platform))
+
+
+_BUDGET = 20_000     # rewrites of one program
+_ROUNDS = 8          # times that the role passes look at one loop
+_done = 0
+
+
+def _bisect_limit() -> int:
+    text = os.environ.get("REWRITER_BISECT", "")
+    return int(text) if text.lstrip("-").isdigit() else -1
+
+
+def reset_bisect() -> None:
+    """Start counting rewrites for `REWRITER_BISECT` anew."""
+    global _done
+    _done = 0
+
+
+@dataclass(frozen=True)
+class _Manager(Pass):
+    """Remarks of the manager itself."""
+
+    name: ClassVar[str] = "pass-manager"
+
+    FAILED = failed(
+        "exception", "{pass_name} raised {error}; the original runs",
+        "please report this with the program; REWRITER_DISABLE={pass_name} avoids it")
+    KEPT = missed("kept-by-user", "left alone inside rewriter.keep()")
+    UNSEEN = missed("no-pass", "no pass looked at this loop")
+    BUDGET = missed("rewrite-budget", "rewrite budget of {n} spent or bisected")
+
+
+class Rewriter:
+    """Runs one phase's passes over a program and everything inside it."""
+
+    def __init__(self, passes: Sequence[Pass], ctx: Context) -> None:
+        off = ctx.options.disable | frozenset(
+            filter(None, os.environ.get("REWRITER_DISABLE", "").split(",")))
+        active = [p for p in passes if p.phase in (ctx.phase, Phase.BOTH)
+                  and p.name not in off and ctx.options.allows(p.numerics)]
+        self.ctx = ctx
+        loop_passes = [p for p in active if isinstance(p, LoopPass)]
+        self.role_passes = [p for p in loop_passes if p.phase is Phase.BOTH]
+        self.emitting_passes = [p for p in loop_passes if p.phase is not Phase.BOTH]
+        self.equation_passes = [p for p in active if isinstance(p, EquationPass)]
+        self._declined = _Manager.UNSEEN.at(Location("", 0))
+        self.targets = frozenset().union(*(p.primitives for p in self.equation_passes))
+
+    def run(self, closed: Any) -> Any:
+        """Rewrite a closed jaxpr; the same object if nothing changed."""
+        jaxpr = jc.open_jaxpr(closed)
+        if not any(self._is_interesting(e) for e in jaxpr.eqns):
+            return closed
+        scope = Scope(closed)
+        env: dict[Any, Any] = {}
+        out: list[Any] = []
+        consts: list[tuple[Any, Any]] = []
+        changed = False
+        for eqn in jaxpr.eqns:
+            new = self._equation(eqn, scope)
+            ins = [_substituted(env, v) for v in eqn.invars]
+            if new is None or not isinstance(new, _Replacement):
+                kept = eqn if new is None else new
+                if any(a is not b for a, b in zip(ins, kept.invars, strict=True)):
+                    kept = kept.replace(invars=ins)
+                changed |= kept is not eqn
+                out.append(kept)
+                continue
+            changed = True
+            self._splice(eqn, ins, new.closed, env, out, consts)
+        if not changed:
+            return closed
+        outvars = [_substituted(env, v) for v in jaxpr.outvars]
+        return jc.replace_eqns(closed, out, outvars, [v for v, _ in consts],
+                               [c for _, c in consts])
+
+    def _is_interesting(self, eqn: Any) -> bool:
+        return eqn.primitive.name in ("scan", "while") or (
+            eqn.primitive.name in self.targets) or (
+            next(iter(jc.sub_jaxprs(eqn)), None) is not None)
+
+    @staticmethod
+    def _splice(eqn: Any, ins: Sequence[Any], closed: Any, env: dict[Any, Any],
+                out: list[Any], consts: list[tuple[Any, Any]]) -> None:
+        inner = jc.open_jaxpr(closed)
+        local = dict(zip(inner.invars, ins, strict=True))
+        consts.extend(zip(inner.constvars, closed.consts, strict=True))
+        for e in inner.eqns:
+            out.append(e.replace(
+                invars=[_substituted(local, v) for v in e.invars],
+                source_info=jc.relocate(e, eqn)))
+        for old, new in zip(used_outvars(eqn), inner.outvars, strict=True):
+            env[old] = _substituted(local, new)
+
+    # -------------------------------------------------------- one equation
+
+    def _equation(self, eqn: Any, scope: Scope) -> Any:
+        """Return None, an edited equation, or a `_Replacement`."""
+        name = eqn.primitive.name
+        if name in ("scan", "while") and is_kept(eqn):
+            self._record(eqn, "kept", _Manager.KEPT.at(_where(eqn)))
+            return None
+        if self.ctx.phase is Phase.EARLY:
+            inner = self._inside(eqn)
+            return self._rewritten(inner, scope) or (
+                None if inner is eqn else inner)
+        replaced = self._rewritten(eqn, scope)
+        if replaced is not None:
+            return _Replacement(self.run(replaced.closed))
+        inner = self._inside(eqn)
+        return None if inner is eqn else inner
+
+    def _rewritten(self, eqn: Any, scope: Scope) -> _Replacement | None:
+        name = eqn.primitive.name
+        try:
+            if name == "scan" and not is_emitted(eqn):
+                return self._loop(eqn, scope)
+            if name in self.targets:
+                return self._single(eqn, scope)
+        except Exception as error:
+            self.fail(eqn, error)
+        return None
+
+    def _inside(self, eqn: Any) -> Any:
+        """Rewrite the programs inside an equation."""
+        name = eqn.primitive.name
+        if name in ("pallas_call", "custom_vmap_call", "run_state"):
+            return eqn
+        if self.ctx.phase is Phase.EARLY and name.startswith(("custom_jvp", "custom_vjp",
+                                                              "custom_lin")):
+            return eqn
+        if name in jc.JIT_NAMES and TAG in str(eqn.params.get("name", "")):
+            return eqn
+        if next(iter(jc.sub_jaxprs(eqn)), None) is None:
+            return eqn
+        with jc.inside(eqn):
+            return jc.map_sub_jaxprs(eqn, self.run)
+
+    def _record(self, eqn: Any, outcome: str, remark: Remark) -> None:
+        self.ctx.sink.remark(remark, eqn)
+        self.ctx.sink.verdict(eqn, outcome, remark)
+
+    def fail(self, eqn: Any, error: Exception) -> None:
+        """Report an internal failure: a remark and one warning."""
+        if os.environ.get("REWRITER_RAISE"):
+            raise error
+        name = getattr(error, "pass_name", "the rewriter")
+        text = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
+        remark = _Manager.FAILED.at(_where(eqn), pass_name=name, error=text)
+        self._record(eqn, "kept", remark)
+        warnings.warn(f"rewriter: {remark}", RuntimeWarning, stacklevel=2)
+
+    # -------------------------------------------------------- matching
+
+    def _spend(self) -> bool:
+        """Count one rewrite; False when the budget or the bisection says stop."""
+        global _done
+        limit = _bisect_limit()
+        if (limit >= 0 and _done >= limit) or self.ctx.rewrites >= _BUDGET:
+            return False
+        _done += 1
+        self.ctx.rewrites += 1
+        return True
+
+    def _apply(self, p: Any, *subject: Any) -> Any:
+        """Match and rewrite: a new loop, an emission, or None if declined."""
+        started = time.perf_counter()
+        eqn = subject[0].eqn if isinstance(subject[0], Loop) else subject[0]
+        try:
+            plan = p.match(*subject, self.ctx)
+            if not isinstance(plan, Remark) and not self._spend():
+                plan = _Manager.BUDGET.at(_where(eqn), n=self.ctx.rewrites)
+            if isinstance(plan, Remark):
+                self._declined = plan
+                self.ctx.sink.remark(plan, eqn)
+                return None
+            new = p.rewrite(plan)
+        except Exception as error:
+            error.pass_name = p.name  # type: ignore[attr-defined]
+            raise
+        self.ctx.sink.remark(plan.remark, eqn)
+        if plan.outcome:
+            self.ctx.sink.verdict(eqn, plan.outcome, plan.remark)
+        for hook in _hooks:
+            hook(Event(p.name, _where(eqn), plan, time.perf_counter() - started))
+        return new
+
+    def _loop(self, eqn: Any, scope: Scope) -> _Replacement | None:
+        """Change roles until nothing changes, then let a pass emit the loop."""
+        original = loop = prune(loop_of(eqn, scope, self.ctx.phase is Phase.LATE))
+        for _ in range(_ROUNDS):
+            before = loop
+            for p in self.role_passes:
+                new = self._apply(p, loop)
+                loop = loop if new is None else prune(new)
+            if loop is before:
+                break
+        for p in self.emitting_passes:
+            emission = self._apply(p, loop)
+            if emission is not None:
+                return self._traced(eqn, emission)
+            self.ctx.sink.verdict(eqn, "kept", self._declined)
+        if loop is original:
+            return None
+        return self._traced(eqn, lambda args: emit_loop(loop, args))
+
+    def _single(self, eqn: Any, scope: Scope) -> _Replacement | None:
+        for p in self.equation_passes:
+            if eqn.primitive.name in p.primitives:
+                applied = self._apply(p, eqn, scope)
+                if applied is not None:
+                    return self._traced(eqn, applied)
+        return None
+
+    def _traced(self, eqn: Any, emission: Emission) -> _Replacement:
+        used = [not isinstance(v, jc.DropVar) for v in eqn.outvars]
+
+        def run(*args: Any) -> list[Any]:
+            return [o for o, u in zip(emission(args), used, strict=True) if u]
+
+        with jc.at_location(eqn):
+            closed = jc.trace(run, [v.aval for v in eqn.invars], "rewritten")
+        verify(eqn, closed)
+        return _Replacement(closed)
+
+
+@dataclass(frozen=True)
+class _Replacement:
+    closed: Any
+
+
+def _where(eqn: Any) -> Location:
+    return Location(*jc.location(eqn))
+
+
+def _substituted(env: dict[Any, Any], v: Any) -> Any:
+    return v if isinstance(v, jc.Literal) else env.get(v, v)

@@ -1,0 +1,117 @@
+"""Two phases around JAX's own transformations (DESIGN.md, *Two phases*).
+
+`optimize(f)` is a `jax.jit` around an inner jit whose name carries a tag. Early
+passes run while the inner function is traced; the tagged jit then goes through
+`grad`, `vmap`, `shard_map` by JAX's own rules; late passes run when it is lowered.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from rewriter import jax_compat as jc
+from rewriter.graph import TAG
+from rewriter.pass_manager import Context, Options, Phase, Rewriter, Sink
+
+_options: dict[str, Options] = {}
+_installed: bool | None = None
+
+
+def tag(name: str, options: Options) -> str:
+    """Return the name of an inner jit that carries these options."""
+    key = "" if options == Options() else format(abs(hash(_stable(options))), "x")[:8]
+    suffix = f"{TAG}{key}__"
+    _options[suffix] = options
+    return name + suffix
+
+
+def _stable(options: Options) -> int:
+    import zlib
+
+    return zlib.crc32(repr((options.numerics, options.memory_budget,
+                            sorted(options.disable), sorted(options.require))).encode())
+
+
+def options_of(name: str) -> Options | None:
+    """Return the options that a tagged name carries, or None."""
+    start = name.find(TAG)
+    if start < 0:
+        return None
+    end = name.find("__", start + len(TAG))
+    return _options.get(name[start:end + 2])
+
+
+def passes() -> tuple[Any, ...]:
+    """Return the pipeline (imported where first used: `passes` imports `rewriter`)."""
+    from passes import DEFAULT_PIPELINE
+
+    return DEFAULT_PIPELINE
+
+
+def early(closed: Any, options: Options, sink: Sink | None = None) -> Any:
+    """Run the early passes on a traced function."""
+    return _phase(closed, options, Phase.EARLY, "any", sink)
+
+
+def late(closed: Any, options: Options, platform: str, sink: Sink | None = None) -> Any:
+    """Run the late passes on the program that will be compiled."""
+    return _phase(closed, options, Phase.LATE, platform, sink)
+
+
+def _phase(closed: Any, options: Options, phase: Phase, platform: str,
+           sink: Sink | None) -> Any:
+    ctx = Context(options, phase, platform, sink or Sink())
+    try:
+        with jc.same_x64(closed):
+            start = closed if jc.has_refs(closed) else jc.dce(closed)
+            new = Rewriter(passes(), ctx).run(start)
+            return new if new is start else jc.dce(new)
+    except Exception as error:
+        import os
+
+        if os.environ.get("REWRITER_RAISE"):
+            raise
+        warnings.warn(
+            f"rewriter: {phase.value} passes raised {type(error).__name__}: {error}; "
+            "the original runs", RuntimeWarning, stacklevel=2)
+        return closed
+
+
+@jc.cache_by_identity(maxsize=1024)
+def _late_cached(closed: Any, options: Options, platform: str) -> Any:
+    return late(closed, options, platform)
+
+
+def _at_lowering(name: str, closed: Any, platform: str) -> Any:
+    options = options_of(name) if TAG in name else None
+    return closed if options is None else _late_cached(closed, options, platform)
+
+
+def install() -> bool:
+    """Install the lowering hook once; warn where this JAX has none."""
+    global _installed
+    if _installed is None:
+        _installed = jc.install_lowering(_at_lowering)
+        if not _installed:
+            warnings.warn(
+                "rewriter: this JAX has no lowering hook; late passes run when the "
+                "function is traced, before grad and vmap", RuntimeWarning, stacklevel=3)
+    return _installed
+
+
+def traced_with_early(
+    f: Callable[..., Any], options: Options, default_platform: Callable[[], str]
+) -> Callable[..., Any]:
+    """Return `f` with the early passes applied whenever it is traced."""
+    from rewriter.trace import trace_function
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        traced = trace_function(f, args, kwargs)
+        program = early(traced.closed, options)
+        if not install():
+            program = late(program, options, default_platform())
+        return traced.unflatten(jc.evaluate(program, *traced.flat))
+
+    return run

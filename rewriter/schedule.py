@@ -1,0 +1,65 @@
+"""Schedule: how much of the trip runs at once (ALGORITHMS.md, 2).
+
+Whole when the rows that must be in memory fit in cache and budget; else in blocks
+(*sections*, where a residual scan is inside) sized for the cache, a divisor of the
+trip where one is near, never above the budget.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`block` rows at once, or the whole trip when None."""
+
+    block: int | None
+    bytes_per_step: int         # beyond the outputs that the loop stacks anyway
+    length: int
+
+    @property
+    def peak_bytes(self) -> int:
+        """Bytes of stacked rows, beyond the outputs, that are alive at once."""
+        return self.bytes_per_step * (self.block or self.length)
+
+    def __str__(self) -> str:
+        if self.block is None:
+            return "whole"
+        return f"blocks of {self.block}"
+
+
+def choose(
+    length: int, temp: int, kept: int, cache: int, budget: int, least: int = 1
+) -> Schedule | None:
+    """Choose a block size; None if not even `least` rows fit in the budget.
+
+    Args:
+        length: trip count.
+        temp: bytes a step must hold that the loop does not.
+        kept: bytes a step adds to the outputs.
+        cache: bytes that a block should stay within.
+        budget: bytes that must not be exceeded.
+        least: fewest rows worth a block.
+    """
+    if temp == 0:
+        return Schedule(None, 0, length)
+    if length * (temp + kept) <= 2 * cache and length * temp <= budget:
+        return Schedule(None, temp, length)
+    most = min(length, budget // temp)
+    if most < min(least, length):
+        return None
+    target = max(least, min(most, cache // (temp + kept)))
+    if target >= length:
+        return Schedule(None, temp, length)
+    return Schedule(divisor_near(length, target, most), temp, length)
+
+
+def divisor_near(length: int, target: int, most: int) -> int:
+    """Return a divisor of `length` within a factor of two of `target`, or `target`."""
+    best = None
+    for size in range(max(1, target // 2), min(most, 2 * target) + 1):
+        if length % size == 0 and (
+                best is None or abs(size - target) < abs(best - target)):
+            best = size
+    return best or target
