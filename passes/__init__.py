@@ -1,7 +1,19 @@
 """The pipeline: every optimisation, in the order in which they run."""
 
+from passes.buffer_write import BufferWrite
+from passes.countable_while import CountableWhile
+from passes.indexed_read import IndexedRead
+from passes.induction_variable import InductionVariable
+from passes.invariant_carry import InvariantCarry
 from passes.loop_distribution import LoopDistribution
+from passes.table_recurrence import TableRecurrence
 
 DEFAULT_PIPELINE = (
-    LoopDistribution(),
+    CountableWhile(),       # first: everything else works on scans
+    InvariantCarry(),       # constants before counters: a step may be a carry
+    InductionVariable(),    # counters before indices are evaluated
+    IndexedRead(),          # reads before writes: a row read may free a buffer
+    BufferWrite(),          # arrays that are only filled
+    TableRecurrence(),      # arrays filled from their own last rows
+    LoopDistribution(),     # last: emits what the others have recognised
 )

@@ -211,7 +211,8 @@ def _invariant(dep: Dependence) -> frozenset[int]:
 def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
             overhead: float) -> Prices:
     loop, m = dep.loop, model.machine
-    seeds = {c.var for c in loop.carries} | {v for v, _ in loop.xs}
+    counters = {c.var for c in loop.counters}
+    seeds = {c.var for c in loop.carries} | {v for v, _ in loop.xs} | counters
     variant = variant_values(loop.eqns, seeds)
     loop_ns, batch_ns = [], []
     for node in dep.nodes:
@@ -234,7 +235,8 @@ def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
     return Prices(
         tuple(loop_ns), tuple(batch_ns),
         store=lambda x: 0.0 if x in fixed else nbytes(x) * per_byte,
-        read=lambda x: nbytes(x) * per_byte * 0.5, scan=overhead)
+        read=lambda x: 0.0 if x in counters else nbytes(x) * per_byte * 0.5,
+        scan=overhead)
 
 
 def _moves_work(part: Partition, invariant: frozenset[int]) -> bool:

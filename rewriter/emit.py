@@ -16,7 +16,7 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.dependence import Node
-from rewriter.graph import EMITTED, Loop, Outputs, reads
+from rewriter.graph import EMITTED, Carry, Loop, Outputs, counters_as_carries, reads
 from rewriter.orient import evaluate, variant_values
 from rewriter.partition import Partition
 from rewriter.recurrence import Reduction
@@ -30,6 +30,7 @@ Env = dict[Any, Any]
 
 def emit_loop(loop: Loop, args: Sequence[Any]) -> list[Any]:
     """Bind the canonical scan of a loop and return the original's outputs."""
+    loop = counters_as_carries(loop)
     const_vars = [v for v, _ in loop.consts]
     carry_vars = [c.var for c in loop.carries]
     x_vars = [v for v, _ in loop.xs]
@@ -71,6 +72,7 @@ class _Plan:
     part: Partition
     consts: Env
     invariant: frozenset[Any]
+    args: Sequence[Any]
     contracted: Mapping[Any, Any] = field(default_factory=dict)
 
 
@@ -86,11 +88,11 @@ def emit_partition(
                if v in invariant and v in part.in_batch]
     evaluate(hoisted, consts, set())
     made = frozenset(v for e in hoisted for v in e.outvars)
-    plan = _Plan(loop, part, consts, made, _contractions(part, invariant))
+    plan = _Plan(loop, part, consts, made, args, _contractions(part, invariant))
     xs = {v: _typed(s.get(args), v) for v, s in loop.xs}
     state = _initial_state(plan, args)
     if schedule.block is None or schedule.block >= loop.length:
-        state, stacks = _run(plan, state, xs, loop.length)
+        state, stacks = _run(plan, state, xs, loop.length, 0)
     else:
         state, stacks = _blocks(plan, schedule.block, state, xs)
     return results(loop, Outputs(args, state, stacks))
@@ -106,9 +108,18 @@ def _initial_state(plan: _Plan, args: Sequence[Any]) -> Env:
     return state
 
 
-def _run(plan: _Plan, state: Env, xs: Env, length: int) -> tuple[Env, dict[int, Any]]:
-    """Run all stages on `length` rows; return the new state and the stacked ys."""
+def _run(
+    plan: _Plan, state: Env, xs: Env, length: int, offset: Any
+) -> tuple[Env, dict[int, Any]]:
+    """Run all stages on `length` rows from storage index `offset` on.
+
+    Returns the new state and the stacked ys.
+    """
     stacked: Env = dict(xs)
+    back = plan.loop.reverse
+    first = plan.loop.length - 1 - offset if back else offset
+    for counter in plan.loop.counters:
+        stacked[counter.var] = counter.rows(plan.args, first, length, back)
     new_state = dict(state)
     for stage in range(plan.part.scans + 1):
         if stage:
@@ -146,6 +157,15 @@ def _residual_scan(
     eqns = [e for e in loop.eqns if id(e) in ours]
     carries = [n.carry for n in nodes if n.carry is not None]
     carries += [r.carry for r in reductions]
+    used = {v for e in eqns for v in reads(e)} | {c.out for c in carries
+                                                  if not isinstance(c.out, jc.Literal)}
+    counters = [c for c in loop.counters if c.var in used]
+    inside = {v for e in eqns for v in e.outvars}
+    eqns += [c.eqn for c in counters if c.eqn.outvars[0] not in inside]
+    counting = [Carry(c.var, c.init, c.eqn.outvars[0]) for c in counters]
+    start = -1 if loop.reverse else 0
+    entry = {**state, **{c.var: stacked[c.var][start] for c in counters}}
+    carries += counting
     defined = {v for e in eqns for v in e.outvars} | {c.var for c in carries}
     ys = list(dict.fromkeys(
         x for n in nodes if n.id not in plan.part.in_batch
@@ -156,13 +176,17 @@ def _residual_scan(
     inputs = list(dict.fromkeys(v for v in wanted if v not in defined))
     xs = [v for v in inputs if v in stacked]
     consts = [v for v in inputs if v not in stacked]
+    steps = {v: c.step for c in counters for v in reads(c.eqn)}
     body = jc.build_jaxpr([*consts, *(c.var for c in carries), *xs], outs, eqns,
                           loop.like)
     out = jc.bind_scan(
-        mark(body, "residual"), [plan.consts[v] for v in consts],
-        [state[c.var] for c in carries], [stacked[v] for v in xs],
+        mark(body, "residual"),
+        [plan.consts[v] if v in plan.consts else _typed(steps[v].get(plan.args), v)
+         for v in consts],
+        [_typed(entry[c.var], c.var) for c in carries], [stacked[v] for v in xs],
         length=length, reverse=loop.reverse, unroll=loop.unroll)
-    new_state.update(zip((c.var for c in carries), out, strict=False))
+    new_state.update((c.var, o) for c, o in zip(carries, out, strict=False)
+                     if c not in counting)
     stacked.update(zip(ys, out[len(carries):], strict=True))
 
 
@@ -365,9 +389,11 @@ def _blocks(
 
 
 def _step(plan: _Plan, size: int, keys: list[Any]) -> Callable[..., Any]:
-    def block(state: Sequence[Any], rows: Mapping[int, Any]) -> tuple[Any, Any]:
+    def block(
+        state: Sequence[Any], rows: Mapping[int, Any], offset: Any
+    ) -> tuple[Any, Any]:
         xs = {v: rows[i] for i, (v, _) in enumerate(plan.loop.xs)}
-        new, stacks = _run(plan, dict(zip(keys, state, strict=True)), xs, size)
+        new, stacks = _run(plan, dict(zip(keys, state, strict=True)), xs, size, offset)
         return tuple(jc.coerce(new[k], k.aval) for k in keys), stacks
 
     block.__name__ = f"{EMITTED}_block"
@@ -381,8 +407,15 @@ def _even_blocks(
     rows = {i: xs[v].reshape(count, size, *xs[v].shape[1:])
             for i, (v, _) in enumerate(plan.loop.xs)}
     step = _step(plan, size, keys)
-    out, stacks = lax.scan(step, tuple(state[k] for k in keys), rows, length=count,
-                           reverse=plan.loop.reverse)
+
+    def body(state: Any, block: Any) -> Any:
+        i, rows = block
+        return step(state, rows, i * size)
+
+    body.__name__ = f"{EMITTED}_block"
+    out, stacks = lax.scan(
+        jax.jit(body), tuple(state[k] for k in keys), (jnp.arange(count), rows),
+        reverse=plan.loop.reverse)
     joined = {k: y.reshape(count * size, *y.shape[2:]) for k, y in stacks.items()}
     return dict(zip(keys, out, strict=True)), joined
 
@@ -397,12 +430,12 @@ def _uneven_blocks(
     """
     length, reverse = plan.loop.length, plan.loop.reverse
     step = _step(plan, size, keys)
-    shapes = jax.eval_shape(
-        step, tuple(state[k] for k in keys), _slices(plan, xs, 0, size))[1]
-    buffers = {k: _empty((length, *s.shape[1:]), s.dtype) for k, s in shapes.items()}
+    values: Any = tuple(state[k] for k in keys)
+    shapes = jax.eval_shape(step, values, _slices(plan, xs, 0, size), 0)[1]
+    buffers: Any = {k: lax.empty((length, *s.shape[1:]), s.dtype)
+                    for k, s in shapes.items()}
     whole, rest = divmod(length, size)
     overlap = not keys
-    count = whole + 1 if overlap else whole
 
     def put(buffers: Any, stacks: Any, start: Any) -> Any:
         return {k: lax.dynamic_update_slice_in_dim(buffers[k], stacks[k], start, 0)
@@ -411,20 +444,21 @@ def _uneven_blocks(
     def body(carry: Any, i: Any) -> Any:
         values, buffers = carry
         start = jnp.minimum(i * size, length - size) if overlap else i * size
-        values, stacks = step(values, _slices(plan, xs, start, size))
+        values, stacks = step(values, _slices(plan, xs, start, size), start)
         return (values, put(buffers, stacks, start)), None
 
+    def tail(values: Any, buffers: Any) -> Any:
+        last, start = _step(plan, rest, keys), whole * size
+        values, stacks = last(values, _slices(plan, xs, start, rest), start)
+        return values, put(buffers, stacks, start)
+
     body.__name__ = f"{EMITTED}_block"
-    values: Any = tuple(state[k] for k in keys)
-    tail = _step(plan, rest, keys)
     if not overlap and reverse:
-        values, stacks = tail(values, _slices(plan, xs, whole * size, rest))
-        buffers = put(buffers, stacks, whole * size)
+        values, buffers = tail(values, buffers)
     (values, buffers), _ = lax.scan(
-        jax.jit(body), (values, buffers), jnp.arange(count), reverse=reverse)
+        jax.jit(body), (values, buffers), jnp.arange(whole + overlap), reverse=reverse)
     if not overlap and not reverse:
-        values, stacks = tail(values, _slices(plan, xs, whole * size, rest))
-        buffers = put(buffers, stacks, whole * size)
+        values, buffers = tail(values, buffers)
     return dict(zip(keys, values, strict=True)), buffers
 
 
@@ -432,6 +466,3 @@ def _slices(plan: _Plan, xs: Env, start: Any, size: int) -> dict[int, Any]:
     return {i: lax.dynamic_slice_in_dim(xs[v], start, size)
             for i, (v, _) in enumerate(plan.loop.xs)}
 
-
-def _empty(shape: tuple[int, ...], dtype: Any) -> Any:
-    return lax.empty(shape, dtype)

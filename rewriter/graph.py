@@ -81,6 +81,35 @@ class Carry:
 
 
 @dataclass(frozen=True)
+class Counter:
+    """A carry that grows by the same integer every step: `init + step * t`.
+
+    `eqn` is the addition that made it, from which a scan can carry it again.
+    """
+
+    var: Any
+    init: Source
+    step: Source
+    eqn: Any
+    known: Known | None
+
+    def rows(self, args: Sequence[Any], first: Any, count: int, back: bool) -> Any:
+        """Return its values at `count` storage indices whose first runs at `first`.
+
+        `first` is the execution step of the first row; `back` counts down.
+        """
+        import jax.numpy as jnp
+        from jax import lax
+
+        init, step = self.init.get(args), self.step.get(args)
+        dtype = self.var.aval.dtype
+        t = lax.iota(dtype, count)
+        steps = jnp.asarray(first).astype(dtype) + (-t if back else t)
+        steps = steps.reshape((count,) + (1,) * len(self.var.aval.shape))
+        return init + jnp.asarray(step).astype(dtype) * steps
+
+
+@dataclass(frozen=True)
 class Loop:
     """One loop by role. Indices along the trip are storage indices of xs and ys."""
 
@@ -96,6 +125,7 @@ class Loop:
     results: tuple[Result | None, ...]               # None: nobody reads it
     like: Any                                        # a jaxpr to copy debug info from
     names: Mapping[Any, str] = field(default_factory=dict)
+    counters: tuple[Counter, ...] = ()
 
     @property
     def location(self) -> Location:
@@ -112,6 +142,9 @@ class Loop:
         for var, source in (*self.consts, *self.xs):
             if source.known is not None:
                 inputs[var] = source.known
+        for counter in self.counters:
+            if counter.known is not None:
+                inputs[counter.var] = counter.known
         return evaluate(self.eqns, inputs, self.length)
 
     def name(self, var: Any) -> str:
@@ -308,7 +341,34 @@ def prune(loop: Loop) -> Loop:
         consts=tuple(c for c in loop.consts if c[0] in live),
         xs=tuple(x for x in loop.xs if x[0] in live),
         carries=tuple(c for c in loop.carries if c.var in live_carry),
+        counters=tuple(c for c in loop.counters if c.var in live),
     )
+
+
+def replace_final(
+    loop: Loop, var: Any, get: Callable[[Outputs], Any], ys: int | None = None
+) -> tuple[Result | None, ...]:
+    """Return the results with the final value of a carry made in another way."""
+    return tuple(Result(get, None, ys) if r is not None and r.carry is var else r
+                 for r in loop.results)
+
+
+def fresh_key(loop: Loop) -> int:
+    """Return a key that no ys of the loop has."""
+    return 1 + max((k for k, _ in loop.ys), default=-1)
+
+
+def counters_as_carries(loop: Loop) -> Loop:
+    """Return the loop with its counters carried again, as a scan needs them."""
+    present = {v for e in loop.eqns for v in e.outvars}
+    added = [c.eqn for c in loop.counters if c.eqn.outvars[0] not in present]
+    carries = tuple(Carry(c.var, c.init, c.eqn.outvars[0]) for c in loop.counters)
+    consts = {v for v, _ in loop.consts}
+    steps = tuple((v, c.step) for c in loop.counters for v in reads(c.eqn)
+                  if v is not c.var and v not in consts)
+    return loop.replace(eqns=(*loop.eqns, *added), counters=(),
+                        carries=(*loop.carries, *carries),
+                        consts=(*loop.consts, *dict(steps).items()))
 
 
 def substitute(loop: Loop, mapping: Mapping[Any, Any]) -> Loop:

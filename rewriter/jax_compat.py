@@ -451,3 +451,25 @@ def has_refs(closed: Any) -> bool:
     jaxpr = open_jaxpr(closed)
     return any(not is_array_aval(v.aval) and "Ref" in type(v.aval).__name__
                for v in (*jaxpr.invars, *(o for e in jaxpr.eqns for o in e.outvars)))
+
+
+def traced_equations(
+    fun: Callable[..., Any], atoms: Sequence[Any], like: Any
+) -> tuple[list[Any], list[Any]]:
+    """Trace `fun` at the types of `atoms` and return its equations on them.
+
+    The equations stand at the place of `like`; constants are not allowed.
+    """
+    with at_location(like):
+        closed = trace(lambda *a: [fun(*a)], [v.aval for v in atoms], "traced")
+    jaxpr = open_jaxpr(closed)
+    if closed.consts:
+        raise ValueError("traced equations may not hold constants")
+    env = dict(zip(jaxpr.invars, atoms, strict=True))
+
+    def read(v: Any) -> Any:
+        return v if isinstance(v, Literal) else env.get(v, v)
+
+    eqns = [e.replace(invars=[read(v) for v in e.invars],
+                      source_info=relocate(e, like)) for e in jaxpr.eqns]
+    return eqns, [read(v) for v in jaxpr.outvars]

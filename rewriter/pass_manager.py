@@ -67,6 +67,7 @@ class Pass:
     name: ClassVar[str] = ""
     phase: ClassVar[Phase] = Phase.BOTH
     numerics: ClassVar[str] = "strict"
+    worth_emitting: ClassVar[bool] = True       # by itself; else only a view of roles
     codes: ClassVar[dict[str, RemarkCode]] = {}
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -347,12 +348,15 @@ class Rewriter:
 
     def _loop(self, eqn: Any, scope: Scope) -> _Replacement | None:
         """Change roles until nothing changes, then let a pass emit the loop."""
-        original = loop = prune(loop_of(eqn, scope, self.ctx.phase is Phase.LATE))
+        loop = prune(loop_of(eqn, scope, self.ctx.phase is Phase.LATE))
+        changed = False
         for _ in range(_ROUNDS):
             before = loop
             for p in self.role_passes:
                 new = self._apply(p, loop)
-                loop = loop if new is None else prune(new)
+                if new is not None:
+                    loop = prune(new)
+                    changed |= p.worth_emitting
             if loop is before:
                 break
         for p in self.emitting_passes:
@@ -360,7 +364,7 @@ class Rewriter:
             if emission is not None:
                 return self._traced(eqn, emission)
             self.ctx.sink.verdict(eqn, "kept", self._declined)
-        if loop is original:
+        if not changed:
             return None
         return self._traced(eqn, lambda args: emit_loop(loop, args))
 

@@ -1,0 +1,130 @@
+"""Indexed reads become `xs`: `x[i]` at a counter is a row of x per step.
+
+What it does: a `dynamic_slice` or `gather` of a loop constant whose index is known at
+every step (`x[i]`, `x[n-1-i]`, `x[2*i+1]`, `x[(7*i) % n]`) is replaced by an `xs`: a
+slice, a reversed or strided slice, or one gather, of the constant.
+
+Why it pays: the backward pass then stacks cotangents of rows where it would add each
+one into an array of the size of x, and blocks read their rows without an index.
+
+Legality: the index is evaluated after the operation's own out-of-range rule, and the
+rows are no larger than what they are read from. Numerics: strict (bit-exact).
+
+Before and after (run as a test):
+
+>>> import jax, jax.numpy as jnp
+>>> from rewriter import explain
+>>> def f(W, X):
+...     n = X.shape[0]
+...     return jax.lax.fori_loop(0, n, lambda i, h: jnp.tanh(W @ h + X[n - 1 - i]), X[0])
+>>> report = explain(f)(jnp.ones((8, 8)), jnp.ones((100, 8)))
+>>> report.before.count("dynamic_slice"), report.after.count("dynamic_slice")
+(1, 0)
+
+References: the index traps are lessons from Enzyme-JAX's and PyTensor's loop passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from rewriter import jax_compat as jc
+from rewriter.buffers import Access, read_access, take_rows
+from rewriter.cost import nbytes
+from rewriter.graph import Loop, Source, substitute
+from rewriter.indices import Affine, Known
+from rewriter.pass_manager import Context, LoopPass, Plan
+from rewriter.remarks import Remark, missed, passed
+
+SMALL = 1 << 16     # bytes that may be stacked whatever they are read from
+
+
+@dataclass(frozen=True)
+class Reads(Plan):
+    """Equations that read rows of constants, with how."""
+
+    loop: Loop | None = None
+    reads: tuple[tuple[Any, Access], ...] = ()
+
+
+@dataclass(frozen=True)
+class IndexedRead(LoopPass):
+    """The pass."""
+
+    name: ClassVar = "indexed-read"
+    numerics: ClassVar = "strict"
+
+    FOUND = passed("rows", "{count} read(s) at an index known at every step: rows")
+    NONE = missed("none", "nothing is read at an index made from a counter")
+    LARGER = missed(
+        "larger-than-operand", "rows read at known indices overlap or repeat: stacked "
+        "they would be larger than the array they are read from")
+
+    def match(self, loop: Loop, ctx: Context) -> Reads | Remark:
+        """Find reads of constants at known indices."""
+        consts = {v for v, _ in loop.consts}
+        candidates = [e for e in loop.eqns
+                      if e.primitive.name in ("dynamic_slice", "gather")
+                      and not isinstance(e.invars[0], jc.Literal)
+                      and e.invars[0] in consts]
+        if not candidates:
+            return self.NONE.at(loop.location)
+        known = loop.known()
+        accesses = [(e, access) for e in candidates
+                    if (access := _rows(e, known, loop.length)) is not None]
+        if not accesses:
+            return self.NONE.at(loop.location)
+        found = tuple((e, a) for e, a in accesses if _fits(e, a, loop.length))
+        if not found:
+            return self.LARGER.at(loop.location)
+        return Reads(self.FOUND.at(loop.location, count=len(found)), "", loop, found)
+
+    def rewrite(self, plan: Reads) -> Loop:
+        """Replace each read by an `xs`; equal reads share one."""
+        loop = plan.loop
+        assert loop is not None
+        sources = dict(loop.consts)
+        dropped, mapping, xs = set(), {}, list(loop.xs)
+        shared: dict[Any, Any] = {}
+        for eqn, access in plan.reads:
+            dropped.add(id(eqn))
+            key = _key(eqn, access)
+            if key is not None and key in shared:
+                mapping[eqn.outvars[0]] = shared[key]
+                continue
+            source = sources[eqn.invars[0]]
+            xs.append((eqn.outvars[0], _stacked(source, access, loop.length)))
+            if key is not None:
+                shared[key] = eqn.outvars[0]
+        kept = tuple(e for e in loop.eqns if id(e) not in dropped)
+        return substitute(loop.replace(eqns=kept, xs=tuple(xs)), mapping)
+
+
+def _rows(eqn: Any, known: Mapping[Any, Known], length: int) -> Access | None:
+    access = read_access(eqn, known, length)
+    if access is None:
+        return None
+    if isinstance(access.position, Affine):
+        if access.position.is_constant:
+            return None                      # an invariant, not a row per step
+        if access.window > 1 and abs(access.step) != access.window:
+            return None                      # windows that overlap or leave gaps
+    return access
+
+
+def _fits(eqn: Any, access: Access, length: int) -> bool:
+    stacked = length * nbytes(eqn.outvars[0])
+    return stacked <= max(nbytes(eqn.invars[0]), SMALL)
+
+
+def _key(eqn: Any, access: Access) -> Any:
+    if not isinstance(access.position, Affine):
+        return None
+    return (eqn.invars[0], access.axis, access.base, access.step, access.window,
+            access.squeezed, eqn.outvars[0].aval.shape)
+
+
+def _stacked(source: Source, access: Access, length: int) -> Source:
+    return Source(lambda args: take_rows(source.get(args), access, length))
