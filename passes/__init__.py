@@ -5,6 +5,7 @@ from passes.countable_while import CountableWhile
 from passes.indexed_read import IndexedRead
 from passes.induction_variable import InductionVariable
 from passes.invariant_carry import InvariantCarry
+from passes.known_output import KnownOutput
 from passes.loop_distribution import LoopDistribution
 from passes.table_recurrence import TableRecurrence
 
@@ -12,6 +13,7 @@ DEFAULT_PIPELINE = (
     CountableWhile(),       # first: everything else works on scans
     InvariantCarry(),       # constants before counters: a step may be a carry
     InductionVariable(),    # counters before indices are evaluated
+    KnownOutput(),          # before reads: backward loops read these indices
     IndexedRead(),          # reads before writes: a row read may free a buffer
     BufferWrite(),          # arrays that are only filled
     TableRecurrence(),      # arrays filled from their own last rows

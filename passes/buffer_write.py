@@ -29,13 +29,13 @@ References: `lax.map` written by hand; array privatisation (Allen and Kennedy, c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
 from rewriter.buffers import (
     Access,
+    Indices,
     distinct,
     put_rows,
     read_access,
@@ -44,7 +44,6 @@ from rewriter.buffers import (
     write_access,
 )
 from rewriter.graph import Carry, Loop, Source, fresh_key, reads, replace_final, substitute
-from rewriter.indices import Known
 from rewriter.pass_manager import Context, LoopPass, Plan
 from rewriter.remarks import Location, Remark, missed, passed
 
@@ -93,10 +92,10 @@ class BufferWrite(LoopPass):
         candidates = [c for c in loop.carries if _is_buffer(loop, c)]
         if not candidates:
             return self.NONE.at(loop.location)
-        known = loop.known()
+        indices = Indices(loop)
         found, reason = [], None
         for carry in candidates:
-            write = self.write_of(loop, carry, known)
+            write = self.write_of(loop, carry, indices)
             if isinstance(write, Write):
                 found.append(write)
             else:
@@ -107,13 +106,12 @@ class BufferWrite(LoopPass):
         names = ", ".join(loop.name(w.carry.var) for w in found)
         return Writes(self.FOUND.at(loop.location, carries=names), "", loop, tuple(found))
 
-    def write_of(self, loop: Loop, carry: Carry, known: Mapping[Any, Known]
-                 ) -> Write | Remark:
+    def write_of(self, loop: Loop, carry: Carry, indices: Indices) -> Write | Remark:
         """Return how a carried array is written, or why it is not that simple."""
         name = loop.name(carry.var)
         eqn = loop.eqns[loop.made_by()[carry.out]]
         where = Location(*jc.location(eqn))
-        written = write_access(eqn, known, loop.length)
+        written = write_access(eqn, indices)
         if written is None:
             return self.UNKNOWN.at(loop.location, carry=name, where=where)
         access, how, update = written
@@ -127,7 +125,7 @@ class BufferWrite(LoopPass):
                 continue
             if not any(v is carry.var or v is carry.out for v in reads(other)):
                 continue
-            read = (read_access(other, known, loop.length)
+            read = (read_access(other, indices)
                     if other.invars[0] is carry.var else None)
             if read is None or not same_position(read, access, loop.length) or (
                     access.drops):
@@ -168,13 +166,13 @@ def _as_output(loop: Loop, write: Write) -> Loop:
     results = replace_final(
         loop, carry.var,
         lambda out: put_rows(init.get(out.args), out.stacks[key], access, write.how,
-                             length), key)
+                             length, out.args), key)
     xs = list(loop.xs)
     dropped = {id(write.eqn)}
     for eqn, read in write.reads:
         dropped.add(id(eqn))
         xs.append((eqn.outvars[0], Source(
-            lambda args, read=read: take_rows(init.get(args), read, length))))
+            lambda args, read=read: take_rows(init.get(args), read, length, args))))
     return substitute(loop.replace(
         eqns=tuple(e for e in loop.eqns if id(e) not in dropped), xs=tuple(xs),
         ys=(*loop.ys, (key, write.update)), results=results,

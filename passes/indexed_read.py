@@ -26,15 +26,14 @@ References: the index traps are lessons from Enzyme-JAX's and PyTensor's loop pa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
-from rewriter.buffers import Access, read_access, take_rows
+from rewriter.buffers import Access, Indices, read_access, take_rows
 from rewriter.cost import nbytes
 from rewriter.graph import Loop, Source, substitute
-from rewriter.indices import Affine, Known
+from rewriter.indices import Affine
 from rewriter.pass_manager import Context, LoopPass, Plan
 from rewriter.remarks import Remark, missed, passed
 
@@ -71,9 +70,9 @@ class IndexedRead(LoopPass):
                       and e.invars[0] in consts]
         if not candidates:
             return self.NONE.at(loop.location)
-        known = loop.known()
+        indices = Indices(loop)
         accesses = [(e, access) for e in candidates
-                    if (access := _rows(e, known, loop.length)) is not None]
+                    if (access := _rows(e, indices)) is not None]
         if not accesses:
             return self.NONE.at(loop.location)
         found = tuple((e, a) for e, a in accesses if _fits(e, a, loop.length))
@@ -102,8 +101,8 @@ class IndexedRead(LoopPass):
         return substitute(loop.replace(eqns=kept, xs=tuple(xs)), mapping)
 
 
-def _rows(eqn: Any, known: Mapping[Any, Known], length: int) -> Access | None:
-    access = read_access(eqn, known, length)
+def _rows(eqn: Any, indices: Indices) -> Access | None:
+    access = read_access(eqn, indices)
     if access is None:
         return None
     if isinstance(access.position, Affine):
@@ -120,11 +119,11 @@ def _fits(eqn: Any, access: Access, length: int) -> bool:
 
 
 def _key(eqn: Any, access: Access) -> Any:
-    if not isinstance(access.position, Affine):
+    if not isinstance(access.position, Affine) or access.fixed:
         return None
     return (eqn.invars[0], access.axis, access.base, access.step, access.window,
             access.squeezed, eqn.outvars[0].aval.shape)
 
 
 def _stacked(source: Source, access: Access, length: int) -> Source:
-    return Source(lambda args: take_rows(source.get(args), access, length))
+    return Source(lambda args: take_rows(source.get(args), access, length, args))

@@ -35,7 +35,7 @@ import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.buffers import Access, distinct, put_rows, read_access, write_access
+from rewriter.buffers import Access, Indices, distinct, put_rows, read_access, write_access
 from rewriter.graph import Carry, Loop, Source, fresh_key, reads, replace_final, substitute
 from rewriter.indices import TABLE_LIMIT
 from rewriter.pass_manager import Context, LoopPass, Plan
@@ -71,7 +71,7 @@ class TableRecurrence(LoopPass):
 
     def match(self, loop: Loop, ctx: Context) -> Window | Remark:
         """Find a table whose reads trail its writes by a fixed distance."""
-        known = loop.known()
+        indices = Indices(loop)
         reason: Remark | None = None
         for carry in loop.carries:
             maker = None if isinstance(carry.out, jc.Literal) else (
@@ -81,20 +81,20 @@ class TableRecurrence(LoopPass):
             eqn = loop.eqns[maker]
             if not eqn.invars or eqn.invars[0] is not carry.var:
                 continue
-            written = write_access(eqn, known, loop.length)
+            written = write_access(eqn, indices)
             if written is None or written[1] != "set" or written[0].window != 1:
                 continue
             access, _, update = written
-            if not distinct(access, loop.length) or access.drops:
+            if not distinct(access, loop.length) or access.drops or access.fixed:
                 continue
-            plan = self._window(loop, carry, eqn, access, update, known)
+            plan = self._window(loop, carry, eqn, access, update, indices)
             if isinstance(plan, Window):
                 return plan
             reason = plan
         return reason or self.NONE.at(loop.location)
 
     def _window(self, loop: Loop, carry: Carry, write: Any, access: Access, update: Any,
-                known: Any) -> Window | Remark:
+                indices: Indices) -> Window | Remark:
         far = lambda e: self.FAR.at(  # noqa: E731
             loop.location, carry=loop.name(carry.var), where=Location(*jc.location(e)))
         found: list[tuple[Any, int]] = []
@@ -107,12 +107,10 @@ class TableRecurrence(LoopPass):
                 continue
             if not touches:
                 continue
-            read = (read_access(eqn, known, loop.length)
+            read = (read_access(eqn, indices)
                     if eqn.invars[0] is carry.var and len(touches) == 1 else None)
-            if read is None or read.axis != access.axis or read.window != 1:
+            if read is None or read.axis != access.axis or read.window != 1 or read.fixed:
                 return far(eqn)
-            if read.squeezed != access.squeezed:
-                pass                           # shapes differ by an axis of length one
             distance = _distance(read.table(loop.length), access.table(loop.length),
                                  loop.reverse, self.max_window, first)
             if distance is None:
@@ -154,7 +152,8 @@ class TableRecurrence(LoopPass):
                    if by_distance[d] is not e.outvars[0]}
         results = replace_final(
             loop, carry.var, lambda out: put_rows(
-                init.get(out.args), out.stacks[key], access, "set", length), key)
+                init.get(out.args), out.stacks[key], access, "set", length,
+                out.args), key)
         names = {**loop.names, **{c.var: loop.name(carry.var) for c in carries
                                   if c not in loop.carries}}
         return substitute(loop.replace(

@@ -6,8 +6,8 @@ rules come first: `dynamic_slice` clamps, a gather or scatter by its mode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,7 +15,9 @@ import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
+from rewriter.graph import Loop, Source, reads
 from rewriter.indices import TABLE_LIMIT, Affine, Known, Table, constant, rows
+from rewriter.orient import evaluate
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class Access:
     window: int
     squeezed: bool
     drops: bool = False         # out-of-range writes are dropped, not clamped
+    fixed: tuple[tuple[int, Any], ...] = ()     # other axes: one row at this Source
 
     def table(self, length: int) -> np.ndarray:
         """Return all positions, one per storage index."""
@@ -54,20 +57,12 @@ class Access:
 
 def same_position(a: Access, b: Access, length: int) -> bool:
     """Whether two accesses touch the same rows at every step."""
-    if (a.axis, a.window) != (b.axis, b.window):
+    if (a.axis, a.window) != (b.axis, b.window) or a.fixed or b.fixed:
         return False
     if isinstance(a.position, Affine) and isinstance(b.position, Affine):
         return bool((a.position.base == b.position.base).all()
                     and (a.position.step == b.position.step).all())
     return length <= TABLE_LIMIT and np.array_equal(a.table(length), b.table(length))
-
-
-def _lookup(known: Mapping[Any, Known], atom: Any) -> Known | None:
-    return constant(atom.val) if isinstance(atom, jc.Literal) else known.get(atom)
-
-
-def _is_zero(known: Known) -> bool:
-    return isinstance(known, Affine) and known.is_constant and not known.base.any()
 
 
 def clamped(position: Known, limit: int, length: int) -> Known | None:
@@ -80,61 +75,151 @@ def clamped(position: Known, limit: int, length: int) -> Known | None:
     return Table(np.clip(rows(position, length).reshape(length), 0, limit))
 
 
-def _one_axis(
-    starts: Sequence[Known | None], sizes: Sequence[int], shape: Sequence[int],
-    length: int, clamps: bool,
-) -> tuple[int, Known] | None:
-    """Return the axis that is not whole and its positions, by the clamping rule."""
-    axes = [k for k in range(len(shape)) if sizes[k] != shape[k]]
-    if not axes:
-        axes = [k for k in range(len(shape)) if shape[k] == 1][:1] or [0]
-    if len(axes) != 1:
+class Indices:
+    """Index atoms of a loop body: known over the trip, or the same at every step."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.loop, self.length = loop, loop.length
+        self.known = loop.known()
+        self._made = {v: e for e in loop.eqns for v in e.outvars}
+        self._consts = dict(loop.consts)
+
+    def of(self, atom: Any) -> Known | None:
+        """Return an atom's values over the trip."""
+        if isinstance(atom, jc.Literal):
+            return constant(atom.val)
+        return self.known.get(atom)
+
+    def fixed(self, atom: Any) -> Source | None:
+        """Return an atom that does not change from step to step as a source."""
+        if isinstance(atom, jc.Literal):
+            return Source(lambda _: atom.val, constant(atom.val))
+        eqns: list[Any] = []
+        if not self._collect(atom, eqns, set()):
+            return None
+        order = {id(e): i for i, e in enumerate(self.loop.eqns)}
+        eqns.sort(key=lambda e: order[id(e)])
+
+        def get(args: Sequence[Any]) -> Any:
+            env = {v: self._consts[v].get(args) for v in self._leaves(atom, eqns)}
+            evaluate(eqns, env, set())
+            return env[atom]
+
+        return Source(get)
+
+    def _leaves(self, atom: Any, eqns: Sequence[Any]) -> list[Any]:
+        wanted = [atom, *(v for e in eqns for v in reads(e))]
+        return [v for v in dict.fromkeys(wanted) if v in self._consts]
+
+    def _collect(self, atom: Any, eqns: list[Any], seen: set[int]) -> bool:
+        if isinstance(atom, jc.Literal) or atom in self._consts:
+            return True
+        eqn = self._made.get(atom)
+        if eqn is None or eqn.effects or len(eqns) > 64:
+            return False
+        if id(eqn) not in seen:
+            seen.add(id(eqn))
+            eqns.append(eqn)
+        return all(self._collect(v, eqns, seen) for v in eqn.invars)
+
+    def parts(self, atom: Any) -> list[Any] | None:
+        """Split an index vector of shape (k,) into k scalar atoms of the body."""
+        if atom.aval.shape == (1,):
+            known = self.of(atom)
+            if isinstance(known, Affine):
+                return [Affine(known.base.reshape(()), known.step.reshape(()),
+                               known.dtype)]
+            if known is not None:
+                return [Table(known.rows.reshape(-1))]
+        eqn = None if isinstance(atom, jc.Literal) else self._made.get(atom)
+        if eqn is None:
+            return None
+        if eqn.primitive.name == "concatenate":
+            found = [self.parts(v) for v in eqn.invars]
+            if any(f is None for f in found):
+                return None
+            return [a for f in found if f is not None for a in f]
+        if eqn.primitive.name in ("broadcast_in_dim", "reshape") and (
+                atom.aval.shape == (1,) and not eqn.invars[0].aval.shape):
+            return [eqn.invars[0]]
         return None
-    axis = axes[0]
-    position = starts[axis]
-    if position is None or np.asarray(
-            position.base if isinstance(position, Affine) else position.rows[0]).ndim:
-        return None
-    if clamps:
-        position = clamped(position, shape[axis] - sizes[axis], length)
-        return None if position is None else (axis, position)
-    return axis, position
+
+    def place(
+        self, starts: Sequence[Any], sizes: Sequence[int], shape: Sequence[int],
+    ) -> tuple[int, Known, tuple[tuple[int, Any], ...]] | None:
+        """Return the axis that changes, its positions, and the other axes' starts.
+
+        Positions are not clamped yet; an axis taken whole needs no start.
+        """
+        axes = [k for k in range(len(shape)) if sizes[k] != shape[k]]
+        axes = axes or [k for k in range(len(shape)) if shape[k] == 1][:1] or [0]
+        moving: list[tuple[int, Known]] = []
+        fixed: list[tuple[int, Any]] = []
+        for k in axes:
+            known = starts[k] if isinstance(starts[k], (Affine, Table)) else (
+                self.of(starts[k]))
+            if known is not None and not _is_scalar(known):
+                return None
+            if known is not None and not (
+                    isinstance(known, Affine) and known.is_constant):
+                moving.append((k, known))
+                continue
+            source = (Source(lambda _, v=int(known.base): v, known)
+                      if isinstance(known, Affine) else self.fixed(starts[k]))
+            if source is None:
+                return None
+            fixed.append((k, source))
+        if not moving and len(axes) == 1 and isinstance(fixed[0][1].known, Affine):
+            return fixed[0][0], fixed[0][1].known, ()
+        if len(moving) != 1:
+            return None
+        return moving[0][0], moving[0][1], tuple(fixed)
 
 
-def read_access(eqn: Any, known: Mapping[Any, Known], length: int) -> Access | None:
+def _is_scalar(known: Known) -> bool:
+    if isinstance(known, Affine):
+        return known.base.ndim == 0 and known.step.ndim == 0
+    return known.rows.ndim == 1
+
+
+def read_access(eqn: Any, indices: Indices) -> Access | None:
     """Return how a `dynamic_slice` or `gather` reads its operand, if it reads rows."""
-    shape = eqn.invars[0].aval.shape
+    shape, length = eqn.invars[0].aval.shape, indices.length
     if not shape:
         return None
     if eqn.primitive.name == "dynamic_slice":
         sizes = eqn.params["slice_sizes"]
-        found = _one_axis([_lookup(known, v) for v in eqn.invars[1:1 + len(shape)]],
-                          sizes, shape, length, clamps=True)
+        found = indices.place(eqn.invars[1:1 + len(shape)], sizes, shape)
         if found is None:
             return None
-        axis, position = found
-        return Access(axis, position, sizes[axis], squeezed=False)
+        axis, position, fixed = found
+        inside = clamped(position, shape[axis] - sizes[axis], length)
+        if inside is None or any(sizes[k] != 1 for k, _ in fixed):
+            return None
+        return Access(axis, inside, sizes[axis], squeezed=False, fixed=fixed)
     if eqn.primitive.name != "gather":
         return None
-    return _gather_access(eqn, known, length)
+    return _gather_access(eqn, indices)
 
 
-def _gather_access(eqn: Any, known: Mapping[Any, Known], length: int) -> Access | None:
-    p, shape = eqn.params, eqn.invars[0].aval.shape
+def _gather_access(eqn: Any, indices: Indices) -> Access | None:
+    p, shape, length = eqn.params, eqn.invars[0].aval.shape, indices.length
     numbers, sizes = p["dimension_numbers"], p["slice_sizes"]
     if numbers.operand_batching_dims or len(numbers.start_index_map) != 1:
         return None
     axis = numbers.start_index_map[0]
-    position = _index_of(eqn.invars[1], known)
-    if position is None or tuple(numbers.collapsed_slice_dims) not in ((axis,), ()):
+    parts = indices.parts(eqn.invars[1])
+    if parts is None or tuple(numbers.collapsed_slice_dims) not in ((axis,), ()):
+        return None
+    position = parts[0] if isinstance(parts[0], (Affine, Table)) else indices.of(parts[0])
+    if position is None or not _is_scalar(position):
         return None
     if any(sizes[k] != shape[k] for k in range(len(shape)) if k != axis):
         return None
     window, squeezed = sizes[axis], bool(numbers.collapsed_slice_dims)
     if tuple(numbers.offset_dims) != tuple(range(len(shape) - squeezed)):
         return None
-    limit = shape[axis] - window
-    inside = clamped(position, limit, length)
+    inside = clamped(position, shape[axis] - window, length)
     if inside is None:
         return None
     if "FILL" in str(p["mode"]) and inside is not position and not np.array_equal(
@@ -143,70 +228,90 @@ def _gather_access(eqn: Any, known: Mapping[Any, Known], length: int) -> Access 
     return Access(axis, inside, window, squeezed)
 
 
-def _index_of(atom: Any, known: Mapping[Any, Known]) -> Known | None:
-    """Return the single index inside an index vector of shape (1,)."""
-    if atom.aval.shape != (1,):
-        return None
-    value = _lookup(known, atom)
-    if isinstance(value, Affine):
-        return Affine(value.base.reshape(()), value.step.reshape(()), value.dtype)
-    return None if value is None else Table(value.rows.reshape(-1))
-
-
 _COMBINE = {"scatter": "set", "scatter-add": "add", "scatter_add": "add",
             "scatter-mul": "mul", "scatter_mul": "mul", "scatter-min": "min",
             "scatter_min": "min", "scatter-max": "max", "scatter_max": "max"}
 
 
-def write_access(
-    eqn: Any, known: Mapping[Any, Known], length: int
-) -> tuple[Access, str, Any] | None:
+def write_access(eqn: Any, indices: Indices) -> tuple[Access, str, Any] | None:
     """Return how an equation writes rows: access, combination, update atom."""
-    shape = eqn.invars[0].aval.shape
+    shape, length = eqn.invars[0].aval.shape, indices.length
     if not shape:
         return None
     if eqn.primitive.name == "dynamic_update_slice":
         update = eqn.invars[1]
-        found = _one_axis([_lookup(known, v) for v in eqn.invars[2:2 + len(shape)]],
-                          update.aval.shape, shape, length, clamps=True)
-        if found is None:
+        sizes = update.aval.shape
+        found = indices.place(eqn.invars[2:2 + len(shape)], sizes, shape)
+        if found is None or any(sizes[k] != 1 for k, _ in found[2]):
             return None
-        axis, position = found
-        return Access(axis, position, update.aval.shape[axis], False), "set", update
+        axis, position, fixed = found
+        inside = clamped(position, shape[axis] - sizes[axis], length)
+        if inside is None:
+            return None
+        return Access(axis, inside, sizes[axis], False, fixed=fixed), "set", update
     how = _COMBINE.get(eqn.primitive.name)
     if how is None:
         return None
-    numbers = eqn.params["dimension_numbers"]
-    position = _index_of(eqn.invars[1], known)
-    update = eqn.invars[2]
-    if position is None or numbers.operand_batching_dims or (
-            len(numbers.scatter_dims_to_operand_dims) != 1):
+    numbers, update = eqn.params["dimension_numbers"], eqn.invars[2]
+    axes = tuple(numbers.scatter_dims_to_operand_dims)
+    parts = indices.parts(eqn.invars[1])
+    if parts is None or numbers.operand_batching_dims or len(parts) != len(axes):
         return None
-    axis = numbers.scatter_dims_to_operand_dims[0]
-    if tuple(numbers.inserted_window_dims) != (axis,):
+    if tuple(numbers.inserted_window_dims) != tuple(sorted(axes)):
         return None
-    whole = tuple(s for k, s in enumerate(shape) if k != axis)
+    whole = tuple(s for k, s in enumerate(shape) if k not in axes)
     if update.aval.shape != whole or (
             tuple(numbers.update_window_dims) != tuple(range(len(whole)))):
         return None
-    return _by_mode(eqn, axis, position, shape, length, how, update)
+    starts: list[Any] = [None] * len(shape)
+    for k, part in zip(axes, parts, strict=True):
+        starts[k] = part
+    sizes = [1 if k in axes else s for k, s in enumerate(shape)]
+    found = indices.place(starts, sizes, shape)
+    if found is None or (len(axes) > 1 and {k for k, _ in found[2]} | {found[0]}
+                         != set(axes)):
+        return None
+    axis, position, fixed = found
+    access = _by_mode(eqn, axis, position, shape, length)
+    if access is None:
+        return None
+    if fixed:
+        mode = str(eqn.params["mode"])
+        if access.drops or "CLIP" in mode or how != "set":
+            return None
+        access = replace(access, fixed=tuple(
+            (k, _in_range(s, shape[k], mode)) for k, s in fixed))
+    return access, how, update
 
 
-def _by_mode(eqn: Any, axis: int, position: Known, shape: Sequence[int], length: int,
-             how: str, update: Any) -> tuple[Access, str, Any] | None:
+@dataclass(frozen=True)
+class Guarded:
+    """A fixed start with the size of its axis: writes outside are dropped."""
+
+    source: Source
+    size: int
+    drops: bool
+
+
+def _in_range(source: Source, size: int, mode: str) -> Guarded:
+    return Guarded(source, size, "PROMISE" not in mode)
+
+
+def _by_mode(eqn: Any, axis: int, position: Known, shape: Sequence[int], length: int
+             ) -> Access | None:
     mode = str(eqn.params["mode"])
     inside = clamped(position, shape[axis] - 1, length)
     if inside is position:
-        return Access(axis, position, 1, True), how, update
+        return Access(axis, position, 1, True)
     if "CLIP" in mode and inside is not None:
-        return Access(axis, inside, 1, True), how, update
+        return Access(axis, inside, 1, True)
     if length > TABLE_LIMIT:
         return None
     table = rows(position, length).reshape(length)
     if ((table >= 0) & (table < shape[axis])).all():
-        return Access(axis, Table(table), 1, True), how, update
+        return Access(axis, Table(table), 1, True)
     if "DROP" in mode or "FILL" in mode:
-        return Access(axis, Table(table), 1, True, drops=True), how, update
+        return Access(axis, Table(table), 1, True, drops=True)
     return None
 
 
@@ -223,9 +328,12 @@ def distinct(access: Access, length: int) -> bool:
 # ------------------------------------------------------------ taking and putting rows
 
 
-def take_rows(operand: Any, access: Access, length: int) -> Any:
+def take_rows(operand: Any, access: Access, length: int, args: Sequence[Any]) -> Any:
     """Return the rows read at every step, stacked: `(length, *value shape)`."""
     axis, window = access.axis, access.window
+    for k, source in access.fixed:
+        index = jnp.clip(jnp.asarray(source.get(args)), 0, operand.shape[k] - 1)
+        operand = lax.dynamic_slice_in_dim(operand, index, 1, k)
     if isinstance(access.position, Affine):
         picked = _affine_rows(operand, access, length)
     else:
@@ -260,8 +368,11 @@ def _affine_rows(operand: Any, access: Access, length: int) -> Any:
     return lax.rev(blocks, (axis,)).reshape(shape)
 
 
-def put_rows(buffer: Any, stacked: Any, access: Access, how: str, length: int) -> Any:
+def put_rows(buffer: Any, stacked: Any, access: Access, how: str, length: int,
+             args: Sequence[Any]) -> Any:
     """Return the buffer with all steps' rows written at once."""
+    if access.fixed:
+        return _put_line(buffer, stacked, access, length, args)
     axis, window = access.axis, access.window
     values = jnp.expand_dims(stacked, axis + 1) if access.squeezed else stacked
     moved = jnp.moveaxis(values, 0, axis)
@@ -284,6 +395,30 @@ def put_rows(buffer: Any, stacked: Any, access: Access, how: str, length: int) -
            "max": at.max}[how]
     return put(flat, mode="drop" if access.drops else "promise_in_bounds",
                unique_indices=not access.drops)
+
+
+def _put_line(buffer: Any, stacked: Any, access: Access, length: int,
+              args: Sequence[Any]) -> Any:
+    """Write rows along one axis while other axes stay at one place each."""
+    starts: list[Any] = [0] * buffer.ndim
+    sizes = list(buffer.shape)
+    inside: Any = True
+    for k, start in access.fixed:
+        source = start.source if isinstance(start, Guarded) else start
+        index = jnp.asarray(source.get(args), jnp.int32)
+        if isinstance(start, Guarded) and start.drops:
+            inside = inside & (index >= 0) & (index < start.size)
+        starts[k], sizes[k] = jnp.clip(index, 0, buffer.shape[k] - 1), 1
+    old = lax.dynamic_slice(buffer, starts, sizes)
+    missing = [k for k, _ in access.fixed] if access.squeezed else []
+    lead = 1 if access.squeezed else 0
+    for k in sorted(missing):
+        at = k + 1 - (lead if k > access.axis else 0)
+        stacked = jnp.expand_dims(stacked, at)
+    new = put_rows(old, stacked, replace(access, fixed=()), "set", length, args)
+    if inside is not True:
+        new = jnp.where(inside, new, old)
+    return lax.dynamic_update_slice(buffer, new, starts)
 
 
 def _contiguous(buffer: Any, flat: Any, access: Access, length: int) -> Any:

@@ -37,7 +37,7 @@ def emit_loop(loop: Loop, args: Sequence[Any]) -> list[Any]:
     body = jc.build_jaxpr(
         [*const_vars, *carry_vars, *x_vars],
         [*(c.out for c in loop.carries), *(a for _, a in loop.ys)],
-        loop.eqns, loop.like)
+        loop.eqns, loop.like, loop.names)
     consts = [_typed(s.get(args), v) for v, s in loop.consts]
     init = [_typed(c.init.get(args), c.var) for c in loop.carries]
     xs = [_typed(s.get(args), v) for v, s in loop.xs]
@@ -210,7 +210,7 @@ def _batched_stage(
     plan: _Plan, stage: int, state: Env, new_state: Env, stacked: Env, length: int
 ) -> None:
     nodes = [plan.part.dependence.nodes[v] for v in plan.part.batch_nodes(stage)]
-    skipped = {id(c.eqn) for c in plan.contracted.values()}
+    skipped = {id(e) for c in plan.contracted.values() for e in c.replaced}
     segment: list[Any] = []
     for node in nodes:
         if node.eqn is not None:
@@ -290,6 +290,7 @@ class _Contraction:
 
     eqn: Any
     transpose: tuple[int, ...] | None
+    replaced: tuple[Any, ...]
 
 
 def _contractions(part: Partition, invariant: frozenset[int]) -> dict[Any, Any]:
@@ -313,6 +314,7 @@ def _contraction(part: Partition, invariant: frozenset[int], atom: Any) -> Any:
     if maker is None or atom in part.stored:
         return None
     eqn = dep.nodes[maker].eqn
+    outer = eqn
     if eqn is not None and eqn.primitive.name == "transpose":
         order = tuple(eqn.params["permutation"])
         inner = dep.made.get(eqn.invars[0])
@@ -326,11 +328,12 @@ def _contraction(part: Partition, invariant: frozenset[int], atom: Any) -> Any:
         return None
     if _readers(part, eqn.outvars[0]) != 1 or eqn.outvars[0] in part.stored:
         return None
-    varying = [v for v in reads(eqn) if v in dep.made and dep.made[v] not in invariant
-               or any(v is x for x, _ in dep.loop.xs)]
+    constant = {v for v, _ in dep.loop.consts}
+    varying = [v for v in reads(eqn) if v not in constant
+               and not (v in dep.made and dep.made[v] in invariant)]
     if len(varying) != 2:
         return None
-    return _Contraction(eqn, order)
+    return _Contraction(eqn, order, (eqn, outer))
 
 
 def _readers(part: Partition, var: Any) -> int:

@@ -366,13 +366,32 @@ class Scope:
         if name == "rev" and eqn.params["dimensions"] == (0,):
             inner = self.stacked(eqn.invars[0])
             return None if inner is None else reversed_in_time(inner, length)
+        if name == "reshape" or name == "broadcast_in_dim":
+            return self._column(eqn)
         if name not in ("add", "sub", "mul", "neg", "convert_element_type", "rem"):
             return None
         ins = [self.stacked(a) if getattr(a.aval, "shape", ()) else self.scalar(a)
                for a in eqn.invars]
-        if any(i is None for i in ins) or len(atom.aval.shape) != 1:
+        if any(i is None for i in ins) or atom.aval.shape[1:] not in ((), (1,)):
             return None
         return _stacked_step(eqn, ins, length)
+
+    def _column(self, eqn: Any) -> Known | None:
+        """`(n,)` as `(n, 1)` or back, or a scalar repeated."""
+        source, shape = eqn.invars[0], eqn.outvars[0].aval.shape
+        if not source.aval.shape:
+            known = self.scalar(source)
+            if known is None or len(shape) > 2 or shape[1:] not in ((), (1,)):
+                return None
+            return Affine(known.base.reshape(shape[1:]), known.step.reshape(shape[1:]),
+                          known.dtype)
+        if source.aval.shape[0] != shape[0] or source.aval.size != shape[0]:
+            return None
+        known = self.stacked(source)
+        row = shape[1:]
+        if isinstance(known, Affine):
+            return Affine(known.base.reshape(row), known.step.reshape(row), known.dtype)
+        return None if known is None else Table(known.rows.reshape(shape))
 
     def _table(self, value: Any) -> Known | None:
         if not isinstance(value, np.ndarray) and not hasattr(value, "addressable_data"):
@@ -392,7 +411,7 @@ def _stacked_step(eqn: Any, ins: Sequence[Any], length: int) -> Known | None:
     dtype = np.dtype(eqn.outvars[0].aval.dtype)
     if all(isinstance(i, Affine) for i in ins):
         value = _affine(eqn.primitive.name, eqn, ins, length)
-        if value is not None and value.base.ndim == 0:
+        if value is not None and value.base.shape == eqn.outvars[0].aval.shape[1:]:
             return value if _fits(value, length) else None
     if length > TABLE_LIMIT:
         return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,8 +42,8 @@ check_jaxpr = core.check_jaxpr
 
 
 def open_jaxpr(closed: Any) -> Any:
-    """Return the `Jaxpr` inside a `ClosedJaxpr` (itself where they are one class)."""
-    return closed.jaxpr
+    """Return the `Jaxpr` inside a `ClosedJaxpr`; an open one as it is."""
+    return getattr(closed, "jaxpr", closed)
 
 
 def close_jaxpr(jaxpr: Any, consts: Sequence[Any] = ()) -> Any:
@@ -69,12 +69,17 @@ def fresh_var(aval: Any) -> Any:
 
 
 def build_jaxpr(
-    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any], like: Any
+    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any], like: Any,
+    names: Mapping[Any, str] | None = None,
 ) -> Any:
-    """Build a closed jaxpr without constants out of existing equations."""
+    """Build a closed jaxpr without constants out of existing equations.
+
+    `names` keeps the user's names of its inputs for later remarks.
+    """
     effects = core.join_effects(*(e.effects for e in eqns)) if eqns else set()
     info = like.debug_info._replace(
-        arg_names=("",) * len(invars), result_paths=("",) * len(outvars)
+        arg_names=tuple((names or {}).get(v, "") for v in invars),
+        result_paths=("",) * len(outvars),
     )
     jaxpr = Jaxpr(
         (), list(invars), list(outvars), list(eqns), effects, info
