@@ -35,16 +35,23 @@ form*, TOPLAS 1987; LLVM's LoopDistribute; partition by minimum cut: ALGORITHMS.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
-from rewriter.cost import Model, elements, inner_bytes, is_materialised, nbytes
+from rewriter import planes
+from rewriter.cost import (
+    Footprint,
+    Model,
+    elements,
+    footprint,
+    is_materialised,
+    nbytes,
+)
 from rewriter.dependence import Dependence, dependence_graph
 from rewriter.emit import emit_partition
-from rewriter.graph import Loop
+from rewriter.graph import Loop, variant_values
 from rewriter.legality import dear, unbatchable
-from rewriter.orient import variant_values
 from rewriter.partition import Partition, Prices, partition
 from rewriter.pass_manager import Context, Emission, LoopPass, Phase, Plan
 from rewriter.remarks import Location, Remark, missed, passed
@@ -58,6 +65,7 @@ class Distribution(Plan):
     part: Partition | None = None
     schedule: Schedule | None = None
     invariant: frozenset[int] = frozenset()
+    in_planes: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,26 +114,30 @@ class LoopDistribution(LoopPass):
             return self.SHORT.at(where, steps=loop.length)
         model = ctx.model
         overhead = model.overhead(loop.eqns)
-        forced = _forced(loop, model, overhead)
+        tiny = _in_planes(loop)
+        forced = {} if tiny else _forced(loop, model, overhead)
         dep = dependence_graph(loop, ctx.options.numerics, forced)
         invariant = _invariant(dep)
-        part = partition(dep, _prices(dep, model, invariant, overhead))
+        part = partition(dep, _prices(dep, model, invariant, overhead, tiny))
+        tiny = tiny and part.is_map
         before, after = part.loop_cost, part.cost
         if before < after * self.min_gain or not _moves_work(part, invariant):
             return self._reason(dep, before, after)
-        temp, kept = _bytes_per_step(part, invariant)
-        schedule = choose(loop.length, temp, kept, model.machine.cache,
+        size, kept = (Footprint(), 0) if tiny else _footprint(part, invariant)
+        schedule = choose(loop.length, size, kept, model.machine.cache,
                           ctx.options.memory_budget, least=1 if part.is_map else 16)
         if schedule is None:
-            return self.MEMORY.at(where, bytes=temp, bytes_text=_text(temp),
+            return self.MEMORY.at(where, bytes=size.held, bytes_text=_text(size.held),
                                   budget=_text(ctx.options.memory_budget))
-        return self._plan(part, schedule, invariant, before, after)
+        return replace(self._plan(part, schedule, invariant, before, after),
+                       in_planes=tiny)
 
     def rewrite(self, plan: Distribution) -> Emission:
         """Return what emits the partition."""
         part, schedule = plan.part, plan.schedule
         assert part is not None and schedule is not None
-        return lambda args: emit_partition(part, schedule, plan.invariant, args)
+        return lambda args: emit_partition(
+            part, schedule, plan.invariant, plan.in_planes, args)
 
     # -------------------------------------------------------- words
 
@@ -196,6 +208,15 @@ def _forced(loop: Loop, model: Model, overhead: float) -> dict[int, str]:
     return found
 
 
+def _in_planes(loop: Loop) -> bool:
+    """Whether the body works on tiny arrays, better as planes of components."""
+    sizes = [v.aval.size for e in loop.eqns for v in e.outvars
+             if hasattr(v.aval, "size")]
+    if not any(s > 1 for s in sizes) or loop.carries:
+        return False
+    return planes.operations(loop.eqns) is not None
+
+
 def _invariant(dep: Dependence) -> frozenset[int]:
     """Nodes that read nothing that changes: computed once."""
     fixed: set[int] = set()
@@ -209,7 +230,7 @@ def _invariant(dep: Dependence) -> frozenset[int]:
 
 
 def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
-            overhead: float) -> Prices:
+            overhead: float, tiny: bool) -> Prices:
     loop, m = dep.loop, model.machine
     counters = {c.var for c in loop.counters}
     seeds = {c.var for c in loop.carries} | {v for v, _ in loop.xs} | counters
@@ -221,6 +242,10 @@ def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
             loop_ns.append(cost)
             if node.id in invariant:
                 batch_ns.append(cost if cost < m.small_step else 0.0)
+            elif tiny:
+                count = planes.operations([node.eqn]) or 0
+                batch_ns.append(min(count * m.element_batched * model.weight(node.eqn),
+                                    cost))
             else:
                 batch_ns.append(model.batch(node.eqn, variant))
         elif node.reduction is not None:
@@ -247,25 +272,25 @@ def _moves_work(part: Partition, invariant: frozenset[int]) -> bool:
         any(v in invariant and v not in part.in_scan for v in part.in_batch))
 
 
-def _bytes_per_step(part: Partition, invariant: frozenset[int]) -> tuple[int, int]:
-    """Return bytes a step must hold that the loop did not, and bytes of its ys."""
+def _footprint(part: Partition, invariant: frozenset[int]) -> tuple[Footprint, int]:
+    """Return what a step must hold that the loop did not, and bytes of its ys."""
     dep = part.dependence
     readers: Counter[Any] = Counter()
     for node in dep.nodes:
         readers.update(node.reads)
     ys = {a for _, a in dep.loop.ys if not isinstance(a, jc.Literal)}
-    kept = sum(nbytes(a) for a in ys)
-    temp = sum(nbytes(x) for x in part.stored - ys)
+    stored = sum(nbytes(x) for x in part.stored - ys)
+    total = Footprint(stored, stored)
     largest_out = max((nbytes(x) for x in part.stored | ys), default=0)
     for v in part.in_batch:
         eqn = dep.nodes[v].eqn
         if eqn is None or v in invariant:
             continue
+        total += footprint(eqn, part.stored | ys)
         if is_materialised(eqn):
-            temp += inner_bytes(eqn)
             continue
-        for x in eqn.outvars:
-            if readers[x] > 1 and nbytes(x) > largest_out and x not in part.stored:
-                temp += nbytes(x)
-    return temp, kept
-
+        shared = sum(nbytes(x) for x in eqn.outvars
+                     if readers[x] > 1 and nbytes(x) > largest_out
+                     and x not in part.stored)
+        total += Footprint(shared, shared)
+    return total, sum(nbytes(a) for a in ys)

@@ -8,14 +8,14 @@ come from public figures (launch about 3 us, 2 TB/s, 30 TFLOP/s of float32).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rewriter import jax_compat as jc
-from rewriter.graph import reads
+from rewriter.graph import carry_fixpoint, reads, variant_values
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Machine:
     flop_tiny: float            # per flop of a batch of tiny products
     byte_loop: float            # per byte streamed by a dot inside a step
     element: float              # per element of a cheap operation
+    draw_loop: float            # per element and unit of a draw inside a step
     element_batched: float
     byte_cached: float          # write and read back, in cache
     byte_memory: float          # write and read back, from memory
@@ -42,13 +43,13 @@ class Machine:
 CPU = Machine(
     name="cpu", small_step=4.0, step=90.0, kernel=60.0, dot_call=250.0,
     library_call=900.0, flop_gemv=0.06, flop_gemm=0.009, flop_tiny=0.25,
-    byte_loop=0.025, element=0.12, element_batched=0.12,
+    byte_loop=0.025, element=0.12, draw_loop=0.6, element_batched=0.12,
     byte_cached=0.06, byte_memory=0.25, cache=2 << 20,
 )
 GPU = Machine(
     name="gpu", small_step=6000.0, step=6000.0, kernel=3000.0, dot_call=5000.0,
     library_call=20000.0, flop_gemv=0.001, flop_gemm=0.00005, flop_tiny=0.0005,
-    byte_loop=0.0006, element=0.002, element_batched=0.002,
+    byte_loop=0.0006, element=0.002, draw_loop=0.01, element_batched=0.002,
     byte_cached=0.001, byte_memory=0.001, cache=64 << 20,
 )
 
@@ -66,7 +67,7 @@ _WEIGHT = {
     "digamma": 40, "atan2": 20, "sinh": 10, "cosh": 10, "asin": 15, "acos": 15,
     "atan": 15, "asinh": 15, "acosh": 15, "atanh": 15, "igamma": 200,
     "reduce_sum": 1, "reduce_max": 1, "argmax": 2, "argmin": 2, "cumsum": 2,
-    "random_bits": 8, "threefry2x32": 16, "random_split": 30, "random_fold_in": 30,
+    "random_bits": 12, "threefry2x32": 12, "random_split": 12, "random_fold_in": 12,
 }
 _FREE = frozenset({
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient", "copy",
@@ -82,6 +83,8 @@ LIBRARY = frozenset({
 DRAWS = frozenset({"random_bits", "threefry2x32", "random_split", "random_fold_in",
                    "random_seed", "rng_bit_generator", "random_gamma"})
 _CONTROL = frozenset({"scan", "while", "cond"})
+_NOT_CALLS = frozenset({"reduce", "scatter", "scatter-add", "scatter-mul", "scatter-min",
+                        "scatter-max", "scatter_add", "sort"})
 
 
 def nbytes(atom: Any) -> int:
@@ -129,16 +132,21 @@ class Model:
             work = sum(nbytes(v) for v in eqn.invars) / 4
             return m.library_call + work * _library_power(eqn) * m.flop_gemv
         if name in _CONTROL:
-            return self.control(eqn, batched=False)
+            return self.control(eqn)
         inner = [jc.open_jaxpr(j) for j in jc.sub_jaxprs(eqn)]
-        if inner and name not in ("reduce", "scatter", "scatter-add", "sort"):
+        if inner and name not in _NOT_CALLS:
             return sum(self.loop(e) for e in inner[0].eqns)
         if name in _FREE:
             return 0.02 * m.element * size
         if name.startswith("reduce_") or name in ("argmax", "argmin"):
             size = elements(eqn.invars[0])
-        extra = m.kernel if name in DRAWS and size > 4 else 0.0
-        return extra + _WEIGHT.get(name, 1) * m.element * size
+        if name in DRAWS:
+            return m.kernel + _WEIGHT.get(name, 8) * m.draw_loop * size
+        return _WEIGHT.get(name, 1) * m.element * size
+
+    def weight(self, eqn: Any) -> float:
+        """Return the relative price of one element of an operation."""
+        return _WEIGHT.get(eqn.primitive.name, 1)
 
     def batch(self, eqn: Any, variant: frozenset[Any] | set[Any]) -> float:
         """Return ns per step of one equation when all steps run at once."""
@@ -160,34 +168,52 @@ class Model:
         if name in LIBRARY:
             work = sum(nbytes(v) for v in eqn.invars) / 4
             return 0.7 * m.library_call + work * _library_power(eqn) * m.flop_gemv
+        flags = [not isinstance(v, jc.Literal) and v in variant for v in eqn.invars]
         if name in _CONTROL:
-            return self.control(eqn, batched=True)
+            return self.control(eqn, flags)
         inner = [jc.open_jaxpr(j) for j in jc.sub_jaxprs(eqn)]
-        if inner and name not in ("reduce", "scatter", "scatter-add", "sort"):
-            return sum(self.batch(e, _everything(inner[0])) for e in inner[0].eqns)
-        return self.loop(eqn) * (m.element_batched / m.element) - (
-            m.kernel if name in DRAWS else 0.0) * (self.loop(eqn) > m.kernel)
+        if inner and name not in _NOT_CALLS:
+            return self._batched_body(inner[0], flags)
+        if name in DRAWS:
+            size = sum(elements(v) for v in eqn.outvars)
+            return _WEIGHT.get(name, 8) * m.element_batched * size
+        return self.loop(eqn) * (m.element_batched / m.element)
 
-    def control(self, eqn: Any, batched: bool) -> float:
-        """Return ns of a control-flow equation in the loop or batched."""
-        price = self._batched_body if batched else self.body
-        if eqn.primitive.name == "cond":
-            parts = [price(jc.open_jaxpr(b)) for b in eqn.params["branches"]]
-            return sum(parts) if batched else sum(parts) / len(parts)
-        if eqn.primitive.name == "scan":
-            p = jc.scan_params(eqn)
-            per_step = price(jc.open_jaxpr(p.body))
-            overhead = 0.0 if batched else self.overhead(jc.open_jaxpr(p.body).eqns)
-            return p.length * (per_step + overhead)
-        per_trip = price(jc.open_jaxpr(eqn.params["body_jaxpr"]))
-        return 10.0 * (per_trip + (0.0 if batched else self.machine.small_step))
+    def control(self, eqn: Any, flags: Sequence[bool] | None = None) -> float:
+        """Return ns of a control-flow equation: in the loop, or batched.
+
+        `flags` tell which operands change from row to row; None means in the loop.
+        """
+        def price(body: Any, inputs: Sequence[bool]) -> float:
+            return self.body(body) if flags is None else self._batched_body(body, inputs)
+
+        name, p = eqn.primitive.name, eqn.params
+        inputs = list(flags or ())
+        if name == "cond":
+            parts = [price(jc.open_jaxpr(b), inputs[1:]) for b in p["branches"]]
+            return sum(parts) / (len(parts) if flags is None else 1)
+        if name == "scan":
+            scan = jc.scan_params(eqn)
+            body = jc.open_jaxpr(scan.body)
+            if flags is not None:
+                inputs = carry_fixpoint(body, inputs, scan.num_consts, scan.num_carry)
+            overhead = 0.0 if flags is not None else self.overhead(body.eqns)
+            return scan.length * (price(body, inputs) + overhead)
+        body = jc.open_jaxpr(p["body_jaxpr"])
+        if flags is not None:
+            inputs = inputs[p["cond_nconsts"]:]
+            inputs = carry_fixpoint(body, inputs, p["body_nconsts"],
+                                    len(inputs) - p["body_nconsts"])
+        overhead = 0.0 if flags is not None else self.machine.small_step
+        return 10.0 * (price(body, inputs) + overhead)
 
     def body(self, jaxpr: Any) -> float:
         """Return ns of one run of a jaxpr inside a loop step."""
         return sum(self.loop(e) for e in jaxpr.eqns)
 
-    def _batched_body(self, jaxpr: Any) -> float:
-        variant = _everything(jaxpr)
+    def _batched_body(self, jaxpr: Any, flags: Sequence[bool]) -> float:
+        seeds = {v for v, f in zip(jaxpr.invars, flags, strict=False) if f}
+        variant = variant_values(jaxpr.eqns, seeds)
         return sum(self.batch(e, variant) for e in jaxpr.eqns)
 
     def overhead(self, eqns: Iterable[Any]) -> float:
@@ -209,14 +235,6 @@ def is_kernel(eqn: Any) -> bool:
         is_kernel(e) for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns)
 
 
-def _everything(jaxpr: Any) -> set[Any]:
-    found = set(jaxpr.invars)
-    for eqn in jaxpr.eqns:
-        if any(v in found for v in reads(eqn)):
-            found.update(eqn.outvars)
-    return found
-
-
 def _library_power(eqn: Any) -> float:
     """Flops per element of a library call: n for a factorisation, log n for a sort."""
     shape = getattr(eqn.invars[0].aval, "shape", ())
@@ -230,21 +248,40 @@ def is_materialised(eqn: Any) -> bool:
     name = eqn.primitive.name
     return (
         name in ("dot_general", "gather", "concatenate", "cumsum", "scatter-add",
-                 "scatter", "dynamic_update_slice")
-        or name in LIBRARY or name in DRAWS or name in _CONTROL
+                 "scatter", "dynamic_update_slice", "scan", "while")
+        or name in LIBRARY or name in DRAWS
         or any(is_materialised(e) for j in jc.sub_jaxprs(eqn)
                for e in jc.open_jaxpr(j).eqns)
     )
 
 
-def inner_bytes(eqn: Any) -> int:
-    """Return bytes that one step of an equation keeps at once, inside included."""
-    own = sum(nbytes(v) for v in eqn.outvars) if is_materialised(eqn) else 0
-    inside = 0
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes per row: `held` in memory at once, `hot` touched again and again."""
+
+    held: int = 0
+    hot: int = 0
+
+    def __add__(self, other: Footprint) -> Footprint:
+        return Footprint(self.held + other.held, self.hot + other.hot)
+
+
+def footprint(eqn: Any, outside: Collection[Any] = ()) -> Footprint:
+    """Return what one row of a batched equation needs beyond the values `outside`.
+
+    The stacked results of an inner loop are held, but each of its steps only touches
+    its own rows.
+    """
+    if not is_materialised(eqn):
+        return Footprint()
+    own = sum(nbytes(v) for v in eqn.outvars if v not in outside)
+    inside = Footprint()
     for closed in jc.sub_jaxprs(eqn):
-        body = jc.open_jaxpr(closed)
-        inside = max(inside, sum(inner_bytes(e) for e in body.eqns))
-    return own + inside
+        parts = sum((footprint(e) for e in jc.open_jaxpr(closed).eqns), Footprint())
+        inside = max(inside, parts, key=lambda f: f.held)
+    if eqn.primitive.name in ("scan", "while"):
+        return Footprint(own + inside.held, inside.hot)
+    return Footprint(own + inside.held, own + inside.hot)
 
 
 def parse_bytes(value: Any) -> int:

@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
+from rewriter import planes
 from rewriter.dependence import Node
-from rewriter.graph import EMITTED, Carry, Loop, Outputs, counters_as_carries, reads
-from rewriter.orient import evaluate, variant_values
+from rewriter.graph import EMITTED, Carry, Loop, Outputs, counters_as_carries, reads, variant_values
+from rewriter.orient import evaluate
 from rewriter.partition import Partition
 from rewriter.recurrence import Reduction
 from rewriter.schedule import Schedule
@@ -73,11 +74,12 @@ class _Plan:
     consts: Env
     invariant: frozenset[Any]
     args: Sequence[Any]
+    in_planes: bool = False
     contracted: Mapping[Any, Any] = field(default_factory=dict)
 
 
 def emit_partition(
-    part: Partition, schedule: Schedule, invariant: frozenset[int],
+    part: Partition, schedule: Schedule, invariant: frozenset[int], in_planes: bool,
     args: Sequence[Any],
 ) -> list[Any]:
     """Emit the stages of a partition and return the original's outputs."""
@@ -88,7 +90,8 @@ def emit_partition(
                if v in invariant and v in part.in_batch]
     evaluate(hoisted, consts, set())
     made = frozenset(v for e in hoisted for v in e.outvars)
-    plan = _Plan(loop, part, consts, made, args, _contractions(part, invariant))
+    plan = _Plan(loop, part, consts, made, args, in_planes,
+                 _contractions(part, invariant))
     xs = {v: _typed(s.get(args), v) for v, s in loop.xs}
     state = _initial_state(plan, args)
     if schedule.block is None or schedule.block >= loop.length:
@@ -239,6 +242,13 @@ def _batch(plan: _Plan, eqns: list[Any], stacked: Env, length: int) -> None:
             if v in wanted and not isinstance(v, jc.DropVar)]
     variant = variant_values(eqns, set(rows))
     env = {v: plan.consts[v] for v in shared}
+    if plan.in_planes:
+        tiny = {v: planes.split(stacked[v], v.aval.shape, rows=True) for v in rows}
+        tiny.update((v, planes.split(x, v.aval.shape, rows=False))
+                    for v, x in env.items())
+        planes.evaluate(eqns, tiny)
+        stacked.update((v, planes.join(tiny[v], length, v.aval.dtype)) for v in outs)
+        return
 
     def one(*row: Any) -> list[Any]:
         local = dict(env)
@@ -272,13 +282,23 @@ def _delay(
     carry = node.carry
     assert carry is not None
     rows = _rows(plan, stacked, carry.out, length)
-    first = state[carry.var][None]
-    if plan.loop.reverse:
-        stacked[carry.var] = jnp.concatenate([rows[1:], first])
-        new_state[carry.var] = rows[0]
-    else:
-        stacked[carry.var] = jnp.concatenate([first, rows[:-1]])
-        new_state[carry.var] = rows[-1]
+    stacked[carry.var] = _shifted(rows, state[carry.var], plan.loop.reverse)
+    new_state[carry.var] = rows[0] if plan.loop.reverse else rows[-1]
+
+
+def _shifted(rows: Any, first: Any, back: bool) -> Any:
+    """Shift rows by one step, `first` coming in: pads fuse, a concatenate is stored."""
+    edge = (-1, 1, 0) if back else (1, -1, 0)
+    if not jc.is_array_aval(jc.abstractify(rows)) or jc.is_extended(rows):
+        parts = [rows[1:], first[None]] if back else [first[None], rows[:-1]]
+        return jnp.concatenate(parts)
+    if rows.ndim == 1:
+        return lax.pad(rows, first.astype(rows.dtype), [edge])
+    zero = jnp.zeros((), rows.dtype)
+    padded = lax.pad(rows, zero, [edge] + [(0, 0, 0)] * (rows.ndim - 1))
+    entry = rows.shape[0] - 1 if back else 0
+    at = lax.broadcasted_iota(jnp.int32, rows.shape, 0) == entry
+    return jnp.where(at, first[None], padded)
 
 
 # ------------------------------------------------------------ reductions

@@ -221,14 +221,21 @@ def inline(
 _CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 
 
-def _inline_target(eqn: Any, inline_custom: bool) -> Any | None:
+def _inline_target(
+    eqn: Any, ins: Sequence[Any], inline_custom: bool
+) -> tuple[Any, Sequence[Any]] | None:
+    """Return the program inside a call and its operands, where it may be inlined."""
+    inner, p = None, eqn.params
     if is_plain_jit(eqn):
-        inner = eqn.params.get("jaxpr") or eqn.params.get("call_jaxpr")
-        return inner if jc.is_closed(inner) else None
-    if inline_custom and eqn.primitive.name in _CUSTOM:
-        inner = eqn.params.get("call_jaxpr") or eqn.params.get("fun_jaxpr")
-        return inner if inner is not None and jc.is_closed(inner) else None
-    return None
+        inner = p.get("jaxpr") or p.get("call_jaxpr")
+    elif inline_custom and eqn.primitive.name in _CUSTOM:
+        inner = p.get("call_jaxpr") or p.get("fun_jaxpr")
+    elif inline_custom and eqn.primitive.name == "custom_linear_solve":
+        lengths, inner = p["const_lengths"], p["jaxprs"].solve
+        start = lengths.matvec + lengths.vecmat
+        rest = start + lengths.solve + lengths.transpose_solve
+        ins = [*ins[start:start + lengths.solve], *ins[rest:]]
+    return (inner, ins) if inner is not None and jc.is_closed(inner) else None
 
 
 def _inline_into(
@@ -240,10 +247,11 @@ def _inline_into(
 
     for eqn in eqns:
         ins = [atom(v) for v in eqn.invars]
-        inner = _inline_target(eqn, inline_custom)
-        if inner is not None:
+        target = _inline_target(eqn, ins, inline_custom)
+        if target is not None:
+            inner, operands = target
             jaxpr = jc.open_jaxpr(inner)
-            local: dict[Any, Any] = dict(zip(jaxpr.invars, ins, strict=True))
+            local: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
             for var, value in zip(jaxpr.constvars, inner.consts, strict=True):
                 local[var] = jc.fresh_var(var.aval)
                 consts.append((local[var], value))
@@ -385,3 +393,29 @@ def substitute(loop: Loop, mapping: Mapping[Any, Any]) -> Loop:
         eqns=eqns, ys=tuple((k, atom(v)) for k, v in loop.ys),
         carries=tuple(replace(c, out=atom(c.out)) for c in loop.carries),
     )
+
+
+def variant_values(eqns: Sequence[Any], seeds: set[Any]) -> set[Any]:
+    """Return the seeds and all values that depend on them."""
+    found = set(seeds)
+    for eqn in eqns:
+        if any(v in found for v in reads(eqn)):
+            found.update(eqn.outvars)
+    return found
+
+
+def carry_fixpoint(
+    jaxpr: Any, flags: list[bool], consts: int, carry: int
+) -> list[bool]:
+    """Return which inputs of a loop body change, given which do at its start."""
+    for _ in range(carry + 1):
+        seeds = {v for v, f in zip(jaxpr.invars, flags, strict=True) if f}
+        found = variant_values(jaxpr.eqns, seeds)
+        new = list(flags)
+        for i in range(carry):
+            out = jaxpr.outvars[i]
+            new[consts + i] |= not isinstance(out, jc.Literal) and out in found
+        if new == flags:
+            break
+        flags = new
+    return flags

@@ -61,7 +61,7 @@ def dear(eqn: Any, model: Model, overhead: float) -> str | None:
             for e in branch.eqns:
                 if contains(e, "while"):
                     return "a branch holds a while loop, and batching runs all branches"
-        together = model.control(eqn, batched=True)
+        together = model.control(eqn, [True] * len(eqn.invars))
         least = min(model.body(b) for b in branches)
         if together > least + overhead + model.machine.kernel:
             return (f"batching cond runs all branches ({together:.0f} ns a step; "

@@ -13,16 +13,7 @@ from typing import Any
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.graph import reads
-
-
-def variant_values(eqns: Sequence[Any], seeds: set[Any]) -> set[Any]:
-    """Return the seeds and all values that depend on them."""
-    found = set(seeds)
-    for eqn in eqns:
-        if any(v in found for v in reads(eqn)):
-            found.update(eqn.outvars)
-    return found
+from rewriter.graph import carry_fixpoint, reads, variant_values
 
 
 def evaluate(eqns: Sequence[Any], env: dict[Any, Any], variant: set[Any]) -> None:
@@ -79,13 +70,13 @@ def orient_equation(eqn: Any, batched: Sequence[bool]) -> Any:
     name = eqn.primitive.name
     if name == "scan":
         p = jc.scan_params(eqn)
-        flags = _carry_fixpoint(p.body, list(batched), p.num_consts, p.num_carry)
+        flags = carry_fixpoint(jc.open_jaxpr(p.body), list(batched), p.num_consts, p.num_carry)
         return jc.replace_params(eqn, jaxpr=_orient_closed(p.body, flags))
     if name == "while":
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         body = eqn.params["body_jaxpr"]
         carry = len(batched) - n_cond - n_body
-        flags = _carry_fixpoint(body, list(batched)[n_cond:], n_body, carry)
+        flags = carry_fixpoint(jc.open_jaxpr(body), list(batched)[n_cond:], n_body, carry)
         return jc.replace_params(eqn, body_jaxpr=_orient_closed(body, flags))
     if name == "cond":
         branches = tuple(_orient_closed(b, batched[1:])
@@ -101,23 +92,6 @@ def _has_dot(closed: Any) -> bool:
     return any(
         e.primitive.name == "dot_general" or any(_has_dot(j) for j in jc.sub_jaxprs(e))
         for e in jc.open_jaxpr(closed).eqns)
-
-
-def _carry_fixpoint(
-    closed: Any, flags: list[bool], consts: int, carry: int
-) -> list[bool]:
-    """Grow the set of batched carries until the body keeps it."""
-    jaxpr = jc.open_jaxpr(closed)
-    for _ in range(carry + 1):
-        seeds = {v for v, f in zip(jaxpr.invars, flags, strict=True) if f}
-        found = variant_values(jaxpr.eqns, seeds)
-        new = list(flags)
-        for i in range(carry):
-            new[consts + i] |= _is(found, jaxpr.outvars[i])
-        if new == flags:
-            break
-        flags = new
-    return flags
 
 
 def _orient_closed(closed: Any, batched: Sequence[bool]) -> Any:

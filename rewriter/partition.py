@@ -234,8 +234,10 @@ def _post_cut(b: _Builder, pred: list[list[int]]) -> None:
     ys = {dep.made[a] for _, a in dep.loop.ys
           if not isinstance(a, jc.Literal) and a in dep.made}
     rest = {v for v in dep.order if v not in b.in_scan and v not in b.in_batch}
-    level = {v: max((b.core[a] for a in _reach([v], pred) if a in b.core), default=0)
-             for v in rest}
+    level: dict[int, int] = {}      # the earliest scan that could compute a node
+    for v in dep.order:
+        if v in rest:
+            level[v] = max((_available(b, level, p) for p in pred[v]), default=0)
     net = _Network()
     for v in rest:
         if level[v] == 0:
@@ -261,6 +263,16 @@ def _post_cut(b: _Builder, pred: list[list[int]]) -> None:
             b.in_scan[v] = {level[v]}
         else:
             b.in_batch[v] = b.levels
+
+
+def _available(b: _Builder, level: dict[int, int], p: int) -> int:
+    """Return the first scan in which the value of `p` can be read."""
+    if p in level:
+        return level[p]
+    if p in b.in_scan:
+        return min(b.in_scan[p])
+    stage = b.in_batch.get(p, 0)
+    return min(stage + 1, b.levels) if stage else 0
 
 
 def evaluate(plan: Partition, prices: Prices, loop_cost: float) -> Partition:

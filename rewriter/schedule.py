@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rewriter.cost import Footprint
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -30,29 +32,30 @@ class Schedule:
 
 
 def choose(
-    length: int, temp: int, kept: int, cache: int, budget: int, least: int = 1
+    length: int, size: Footprint, kept: int, cache: int, budget: int, least: int = 1
 ) -> Schedule | None:
     """Choose a block size; None if not even `least` rows fit in the budget.
 
     Args:
         length: trip count.
-        temp: bytes a step must hold that the loop does not.
+        size: what a step must hold that the loop does not.
         kept: bytes a step adds to the outputs.
         cache: bytes that a block should stay within.
         budget: bytes that must not be exceeded.
         least: fewest rows worth a block.
     """
-    if temp == 0:
+    if size.held == 0:
         return Schedule(None, 0, length)
-    if length * (temp + kept) <= 2 * cache and length * temp <= budget:
-        return Schedule(None, temp, length)
-    most = min(length, budget // temp)
+    most = min(length, budget // size.held)
     if most < min(least, length):
         return None
-    target = max(least, min(most, cache // (temp + kept)))
+    hot = size.hot + (kept if size.hot else 0)
+    if length * hot <= 2 * cache and most >= length:
+        return Schedule(None, size.held, length)
+    target = max(least, min(most, cache // hot if hot else most))
     if target >= length:
-        return Schedule(None, temp, length)
-    return Schedule(divisor_near(length, target, most), temp, length)
+        return Schedule(None, size.held, length)
+    return Schedule(divisor_near(length, target, most), size.held, length)
 
 
 def divisor_near(length: int, target: int, most: int) -> int:

@@ -1,0 +1,1 @@
+"""Benchmarks of the rewriter: ``python -m benchmarks --help``."""
