@@ -32,6 +32,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jax import lax
+
 from rewriter import jax_compat as jc
 from rewriter.buffers import (
     Access,
@@ -43,7 +45,7 @@ from rewriter.buffers import (
     take_rows,
     write_access,
 )
-from rewriter.graph import Carry, Loop, Source, fresh_key, reads, replace_final, substitute
+from rewriter.graph import Carry, Loop, Source, fresh_key, reads, replace_final
 from rewriter.pass_manager import Context, LoopPass, Plan
 from rewriter.remarks import Location, Remark, missed, passed
 
@@ -163,6 +165,11 @@ def _as_output(loop: Loop, write: Write) -> Loop:
     carry, access, length = write.carry, write.access, loop.length
     key = fresh_key(loop)
     init = carry.init
+    row, added = write.update, []
+    if access.window == 1 and not access.squeezed:
+        added, (row,) = jc.traced_equations(
+            lambda u: lax.squeeze(u, (access.axis,)), [write.update], write.eqn)
+        access = access.without_axis()
     results = replace_final(
         loop, carry.var,
         lambda out: put_rows(init.get(out.args), out.stacks[key], access, write.how,
@@ -173,7 +180,7 @@ def _as_output(loop: Loop, write: Write) -> Loop:
         dropped.add(id(eqn))
         xs.append((eqn.outvars[0], Source(
             lambda args, read=read: take_rows(init.get(args), read, length, args))))
-    return substitute(loop.replace(
-        eqns=tuple(e for e in loop.eqns if id(e) not in dropped), xs=tuple(xs),
-        ys=(*loop.ys, (key, write.update)), results=results,
-        carries=tuple(c for c in loop.carries if c.var is not carry.var)), {})
+    return loop.replace(
+        eqns=(*(e for e in loop.eqns if id(e) not in dropped), *added), xs=tuple(xs),
+        ys=(*loop.ys, (key, row)), results=results,
+        carries=tuple(c for c in loop.carries if c.var is not carry.var))

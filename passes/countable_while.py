@@ -107,7 +107,7 @@ def _counters(eqn: Any, scope: Scope) -> dict[int, tuple[int, int, Any]]:
         start = scope.scalar(eqn.invars[n_cond + n_body + k])
         out = body.outvars[k]
         out = out if isinstance(out, jc.Literal) else subst.get(out, out)
-        if start is None or var.aval.shape or np.dtype(var.aval.dtype).kind not in "iu":
+        if start is None or var.aval.shape or not jc.is_integer(var.aval):
             continue
         if out is var:
             found[k] = (int(start.base), 0, var.aval.dtype)

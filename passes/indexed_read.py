@@ -29,6 +29,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from jax import lax
+
 from rewriter import jax_compat as jc
 from rewriter.buffers import Access, Indices, read_access, take_rows
 from rewriter.cost import nbytes
@@ -85,20 +87,40 @@ class IndexedRead(LoopPass):
         loop = plan.loop
         assert loop is not None
         sources = dict(loop.consts)
-        dropped, mapping, xs = set(), {}, list(loop.xs)
+        mapping, xs = {}, list(loop.xs)
+        edits: dict[int, list[Any]] = {}
         shared: dict[Any, Any] = {}
         for eqn, access in plan.reads:
-            dropped.add(id(eqn))
+            edits[id(eqn)] = []
             key = _key(eqn, access)
             if key is not None and key in shared:
                 mapping[eqn.outvars[0]] = shared[key]
                 continue
-            source = sources[eqn.invars[0]]
-            xs.append((eqn.outvars[0], _stacked(source, access, loop.length)))
+            row, added, out = row_variable(eqn, access)
+            xs.append((row, _stacked(sources[eqn.invars[0]], access, loop.length)))
+            edits[id(eqn)] = added
+            if out is not eqn.outvars[0]:
+                mapping[eqn.outvars[0]] = out
             if key is not None:
-                shared[key] = eqn.outvars[0]
-        kept = tuple(e for e in loop.eqns if id(e) not in dropped)
-        return substitute(loop.replace(eqns=kept, xs=tuple(xs)), mapping)
+                shared[key] = out
+        eqns = [n for e in loop.eqns for n in edits.get(id(e), [e])]
+        return substitute(loop.replace(eqns=tuple(eqns), xs=tuple(xs)), mapping)
+
+
+def row_variable(eqn: Any, access: Access) -> tuple[Any, list[Any], Any]:
+    """Return an `xs` variable for a read, equations that give it the read's shape.
+
+    Stacked rows must not keep the read's axis of length one: XLA would lay them out
+    anew and copy the whole array.
+    """
+    out = eqn.outvars[0]
+    if access.squeezed or access.window != 1:
+        return out, [], out
+    shape = [s for k, s in enumerate(out.aval.shape) if k != access.axis]
+    row = jc.fresh_var(out.aval.update(shape=tuple(shape)))
+    added, (value,) = jc.traced_equations(
+        lambda r: lax.expand_dims(r, (access.axis,)), [row], eqn)
+    return row, added, value
 
 
 def _rows(eqn: Any, indices: Indices) -> Access | None:
@@ -126,4 +148,6 @@ def _key(eqn: Any, access: Access) -> Any:
 
 
 def _stacked(source: Source, access: Access, length: int) -> Source:
+    if access.window == 1:
+        access = access.without_axis()
     return Source(lambda args: take_rows(source.get(args), access, length, args))

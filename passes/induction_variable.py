@@ -98,10 +98,10 @@ def _counter(loop: Loop, carry: Any, made: dict[Any, Any],
              consts: dict[Any, Source]) -> Counter | None:
     aval = carry.var.aval
     eqn = None if isinstance(carry.out, jc.Literal) else made.get(carry.out)
-    if eqn is None or eqn.primitive.name != "add" or not jc.is_array_aval(aval):
+    if eqn is None or eqn.primitive.name != "add" or not jc.is_integer(aval):
         return None
-    dtype = np.dtype(aval.dtype) if not jc.is_extended(aval) else None
-    if dtype is None or dtype.kind not in "iu" or aval.size > 16:
+    dtype = np.dtype(aval.dtype)
+    if aval.size > 16:
         return None
     if loop.length >= np.iinfo(dtype).max:
         return None

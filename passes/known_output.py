@@ -33,7 +33,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
@@ -64,8 +63,7 @@ class KnownOutput(LoopPass):
     def match(self, loop: Loop, ctx: Context) -> KnownRows | Remark:
         """Find integer outputs that are affine in the step."""
         integer = [(k, a) for k, a in loop.ys if not isinstance(a, jc.Literal)
-                   and jc.is_array_aval(a.aval) and not jc.is_extended(a.aval)
-                   and np.dtype(a.aval.dtype).kind in "iu"]
+                   and jc.is_integer(a.aval)]
         if not integer:
             return self.NONE.at(loop.location)
         known = loop.known()

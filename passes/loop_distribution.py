@@ -40,6 +40,7 @@ from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
 from rewriter import planes
+from rewriter.contraction import contractions
 from rewriter.cost import (
     Footprint,
     Model,
@@ -92,6 +93,9 @@ class LoopDistribution(LoopPass):
         "{block} steps, {scans} residual scan(s) keep {carries} ({bytes_text} at once; "
         "about {before} -> {after} ns a step)")
     SHORT = missed("trip-count", "runs {steps} time(s): there is nothing to batch")
+    SYMBOLIC = missed(
+        "symbolic-trip-count", "runs {steps} times, a symbolic dimension: block sizes and "
+        "costs are not known", "export with concrete shapes")
     OPAQUE = missed(
         "opaque-recurrence", "each step needs the one before: {carries} at {where} "
         "depends on its own previous value through {through}, and nothing else in the "
@@ -110,6 +114,8 @@ class LoopDistribution(LoopPass):
     def match(self, loop: Loop, ctx: Context) -> Distribution | Remark:
         """Partition the loop, schedule it, and compare the estimates."""
         where = loop.location
+        if not isinstance(loop.length, int):
+            return self.SYMBOLIC.at(where, steps=str(loop.length))
         if loop.length <= 1:
             return self.SHORT.at(where, steps=loop.length)
         model = ctx.model
@@ -256,7 +262,7 @@ def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
             loop_ns.append(0.0)
             batch_ns.append(0.0)
     fixed = {x for v in invariant for x in dep.nodes[v].defines}
-    per_byte = m.byte_cached
+    per_byte = m.byte_stored
     return Prices(
         tuple(loop_ns), tuple(batch_ns),
         store=lambda x: 0.0 if x in fixed else nbytes(x) * per_byte,
@@ -268,23 +274,33 @@ def _moves_work(part: Partition, invariant: frozenset[int]) -> bool:
     """Whether a plan does more than what XLA does by itself."""
     if part.is_map:
         return True
-    return any(v not in part.in_scan and v not in invariant for v in part.in_batch) or (
-        any(v in invariant and v not in part.in_scan for v in part.in_batch))
+    return any(v not in part.in_scan and v not in invariant for v in part.in_batch)
 
 
 def _footprint(part: Partition, invariant: frozenset[int]) -> tuple[Footprint, int]:
-    """Return what a step must hold that the loop did not, and bytes of its ys."""
+    """Return what a step must hold that the loop did not, and bytes of its ys.
+
+    Rows that an inner loop stacks are streamed, so they do not count as ys here.
+    """
     dep = part.dependence
     readers: Counter[Any] = Counter()
     for node in dep.nodes:
         readers.update(node.reads)
     ys = {a for _, a in dep.loop.ys if not isinstance(a, jc.Literal)}
-    stored = sum(nbytes(x) for x in part.stored - ys)
+    fixed = {x for v in invariant for x in dep.nodes[v].defines}
+    stored = sum(nbytes(x) for x in part.stored - ys - fixed)
     total = Footprint(stored, stored)
+    contracted = contractions(part, invariant)
+    gone = {id(e) for c in contracted.values() for e in c.replaced}
     largest_out = max((nbytes(x) for x in part.stored | ys), default=0)
     for v in part.in_batch:
-        eqn = dep.nodes[v].eqn
-        if eqn is None or v in invariant:
+        eqn, reduction = dep.nodes[v].eqn, dep.nodes[v].reduction
+        if reduction is not None and elements(reduction.carry.var) > 1:
+            plain = [t for t in reduction.terms
+                     if isinstance(t.atom, jc.Literal) or t.atom not in contracted]
+            terms = nbytes(reduction.carry.var) * len(plain)
+            total += Footprint(terms, terms)
+        if eqn is None or v in invariant or id(eqn) in gone:
             continue
         total += footprint(eqn, part.stored | ys)
         if is_materialised(eqn):
@@ -293,4 +309,6 @@ def _footprint(part: Partition, invariant: frozenset[int]) -> tuple[Footprint, i
                      if readers[x] > 1 and nbytes(x) > largest_out
                      and x not in part.stored)
         total += Footprint(shared, shared)
-    return total, sum(nbytes(a) for a in ys)
+    streamed = {x for n in dep.nodes if n.eqn is not None and n.id in part.in_batch
+                and n.eqn.primitive.name in ("scan", "while") for x in n.defines}
+    return total, sum(nbytes(a) for a in ys - streamed)

@@ -150,14 +150,20 @@ class TableRecurrence(LoopPass):
             latest = var
         mapping = {e.outvars[0]: by_distance[d] for e, d in plan.reads
                    if by_distance[d] is not e.outvars[0]}
+        row = plan.update
+        if not access.squeezed:
+            added, (row,) = jc.traced_equations(
+                lambda u: lax.squeeze(u, (access.axis,)), [row], plan.write)
+            eqns += added
+        rows = access.without_axis()
         results = replace_final(
             loop, carry.var, lambda out: put_rows(
-                init.get(out.args), out.stacks[key], access, "set", length,
+                init.get(out.args), out.stacks[key], rows, "set", length,
                 out.args), key)
         names = {**loop.names, **{c.var: loop.name(carry.var) for c in carries
                                   if c not in loop.carries}}
         return substitute(loop.replace(
-            eqns=tuple(eqns), carries=tuple(carries), ys=(*loop.ys, (key, plan.update)),
+            eqns=tuple(eqns), carries=tuple(carries), ys=(*loop.ys, (key, row)),
             results=results, names=names), mapping)
 
 

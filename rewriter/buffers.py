@@ -55,6 +55,11 @@ class Access:
         return int(self.position.base)
 
 
+    def without_axis(self) -> Access:
+        """The same access to values that lack the axis."""
+        return replace(self, squeezed=True)
+
+
 def same_position(a: Access, b: Access, length: int) -> bool:
     """Whether two accesses touch the same rows at every step."""
     if (a.axis, a.window) != (b.axis, b.window) or a.fixed or b.fixed:

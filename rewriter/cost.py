@@ -23,34 +23,41 @@ class Machine:
     """Constants of a backend. Times in ns, sizes in bytes."""
 
     name: str
-    small_step: float           # one step of a loop without library calls
-    step: float                 # one step of a loop with kernels
-    kernel: float               # one more kernel inside a step
-    dot_call: float             # one dot inside a step
-    library_call: float         # one LAPACK call, sort or RNG draw
-    flop_gemv: float            # per flop, matrix-vector
-    flop_gemm: float            # per flop, matrix-matrix
-    flop_tiny: float            # per flop of a batch of tiny products
-    byte_loop: float            # per byte streamed by a dot inside a step
-    element: float              # per element of a cheap operation
-    draw_loop: float            # per element and unit of a draw inside a step
+    small_step: float           # one step of a loop that XLA compiles as one function
+    step: float                 # one step of any other loop
+    kernel: float               # one kernel inside such a step
+    vector_call: float          # one matrix-vector product inside a step
+    matrix_call: float          # one matrix-matrix product inside a step
+    row_call: float             # one row of a batched product
+    library_call: float         # one LAPACK call inside a step
+    draw_call: float            # one RNG draw inside a step
+    flop_vector: float          # per flop, matrix-vector inside a step
+    flop_matrix: float          # per flop, matrix-matrix inside a step
+    flop_batch: float           # per flop, rows against one shared matrix
+    flop_own: float             # per flop, every row with its own matrices
+    byte_loop: float            # per byte of a matrix too big for cache
+    byte_own: float             # per byte of a row's own matrix, batched
+    element: float              # per element of a cheap operation inside a step
     element_batched: float
-    byte_cached: float          # write and read back, in cache
-    byte_memory: float          # write and read back, from memory
+    draw: float                 # per element of a draw, in units of `element`
+    byte_stored: float          # write and read back what crosses
     cache: int                  # bytes a block of rows should stay within
+    small_elements: int         # largest value in a loop compiled as one function
 
 
 CPU = Machine(
-    name="cpu", small_step=4.0, step=90.0, kernel=60.0, dot_call=250.0,
-    library_call=900.0, flop_gemv=0.06, flop_gemm=0.009, flop_tiny=0.25,
-    byte_loop=0.025, element=0.12, draw_loop=0.6, element_batched=0.12,
-    byte_cached=0.06, byte_memory=0.25, cache=2 << 20,
+    name="cpu", small_step=4.0, step=60.0, kernel=110.0, vector_call=150.0,
+    matrix_call=450.0, row_call=12.0, library_call=900.0, draw_call=200.0,
+    flop_vector=0.025, flop_matrix=0.03, flop_batch=0.011, flop_own=0.024,
+    byte_loop=0.03, byte_own=0.07, element=0.25, element_batched=0.12, draw=60.0,
+    byte_stored=0.06, cache=2 << 20, small_elements=64,
 )
 GPU = Machine(
-    name="gpu", small_step=6000.0, step=6000.0, kernel=3000.0, dot_call=5000.0,
-    library_call=20000.0, flop_gemv=0.001, flop_gemm=0.00005, flop_tiny=0.0005,
-    byte_loop=0.0006, element=0.002, draw_loop=0.01, element_batched=0.002,
-    byte_cached=0.001, byte_memory=0.001, cache=64 << 20,
+    name="gpu", small_step=6000.0, step=6000.0, kernel=3000.0, vector_call=5000.0,
+    matrix_call=5000.0, row_call=0.1, library_call=30000.0, draw_call=5000.0,
+    flop_vector=0.001, flop_matrix=0.0002, flop_batch=0.00005, flop_own=0.0002,
+    byte_loop=0.0006, byte_own=0.0006, element=0.002, element_batched=0.002, draw=10.0,
+    byte_stored=0.001, cache=64 << 20, small_elements=64,
 )
 
 
@@ -61,13 +68,13 @@ def machine(platform: str) -> Machine:
 
 # relative price of one element, in units of a cheap one
 _WEIGHT = {
-    "exp": 4, "exp2": 4, "log": 5, "log1p": 8, "expm1": 8, "tanh": 8, "logistic": 8,
-    "sin": 10, "cos": 10, "tan": 20, "pow": 14, "sqrt": 2, "rsqrt": 2, "cbrt": 12,
-    "div": 2, "rem": 10, "erf": 10, "erf_inv": 14, "erfc": 14, "lgamma": 40,
+    "exp": 3, "exp2": 3, "log": 4, "log1p": 6, "expm1": 6, "tanh": 4, "logistic": 4,
+    "sin": 8, "cos": 8, "tan": 15, "pow": 12, "sqrt": 2, "rsqrt": 2, "cbrt": 12,
+    "div": 2, "rem": 8, "erf": 8, "erf_inv": 12, "erfc": 12, "lgamma": 40,
     "digamma": 40, "atan2": 20, "sinh": 10, "cosh": 10, "asin": 15, "acos": 15,
     "atan": 15, "asinh": 15, "acosh": 15, "atanh": 15, "igamma": 200,
-    "reduce_sum": 1, "reduce_max": 1, "argmax": 2, "argmin": 2, "cumsum": 2,
-    "random_bits": 12, "threefry2x32": 12, "random_split": 12, "random_fold_in": 12,
+    "argmax": 4, "argmin": 4, "cumsum": 16, "cumlogsumexp": 40, "cumprod": 16,
+    "cummax": 16, "cummin": 16,
 }
 _FREE = frozenset({
     "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient", "copy",
@@ -82,6 +89,8 @@ LIBRARY = frozenset({
 })
 DRAWS = frozenset({"random_bits", "threefry2x32", "random_split", "random_fold_in",
                    "random_seed", "rng_bit_generator", "random_gamma"})
+_IN_LINE = frozenset({"sort", "top_k", "approx_top_k"})   # XLA's own code, no call
+TINY_DOT = 128              # multiplications of a dot that XLA writes out
 _CONTROL = frozenset({"scan", "while", "cond"})
 _NOT_CALLS = frozenset({"reduce", "scatter", "scatter-add", "scatter-mul", "scatter-min",
                         "scatter-max", "scatter_add", "sort"})
@@ -122,15 +131,9 @@ class Model:
         m, name = self.machine, eqn.primitive.name
         size = sum(elements(v) for v in eqn.outvars)
         if name == "dot_general":
-            batch, rows, cols, k = dot_shape(eqn)
-            flops = 2.0 * batch * rows * cols * k
-            matrix = sum(nbytes(v) for v in eqn.invars)
-            if min(rows, cols) >= 8:
-                return m.dot_call + flops * m.flop_gemm * 1.5
-            return m.dot_call + max(flops * m.flop_gemv, matrix * m.byte_loop)
+            return self._loop_dot(eqn)
         if name in LIBRARY:
-            work = sum(nbytes(v) for v in eqn.invars) / 4
-            return m.library_call + work * _library_power(eqn) * m.flop_gemv
+            return (0.0 if name in _IN_LINE else m.library_call) + self._library(eqn)
         if name in _CONTROL:
             return self.control(eqn)
         inner = [jc.open_jaxpr(j) for j in jc.sub_jaxprs(eqn)]
@@ -141,12 +144,29 @@ class Model:
         if name.startswith("reduce_") or name in ("argmax", "argmin"):
             size = elements(eqn.invars[0])
         if name in DRAWS:
-            return m.kernel + _WEIGHT.get(name, 8) * m.draw_loop * size
-        return _WEIGHT.get(name, 1) * m.element * size
+            return (m.draw_call if size > 4 else 20.0) + m.draw * m.element * size
+        return self.weight(eqn) * m.element * size
 
     def weight(self, eqn: Any) -> float:
         """Return the relative price of one element of an operation."""
         return _WEIGHT.get(eqn.primitive.name, 1)
+
+    def _library(self, eqn: Any) -> float:
+        work = sum(nbytes(v) for v in eqn.invars) / 4
+        return work * _library_power(eqn) * self.machine.flop_vector
+
+    def _loop_dot(self, eqn: Any) -> float:
+        m = self.machine
+        batch, rows, cols, k = dot_shape(eqn)
+        multiplies = batch * rows * cols * k
+        if multiplies <= TINY_DOT:
+            return m.element * multiplies
+        flops = 2.0 * multiplies
+        if min(rows, cols) >= 4:
+            return m.matrix_call + flops * m.flop_matrix
+        matrix = max(nbytes(v) for v in eqn.invars)
+        streamed = matrix * m.byte_loop if matrix > 1 << 18 else 0.0
+        return m.vector_call + max(flops * m.flop_vector, streamed)
 
     def batch(self, eqn: Any, variant: frozenset[Any] | set[Any]) -> float:
         """Return ns per step of one equation when all steps run at once."""
@@ -155,19 +175,10 @@ class Model:
         if not changing and not eqn.effects:
             return 0.0
         if name == "dot_general":
-            batch, rows, cols, k = dot_shape(eqn)
-            flops = 2.0 * batch * rows * cols * k
-            shared = any(not isinstance(v, jc.Literal) and v not in variant
-                         for v in eqn.invars)
-            if shared:
-                return flops * m.flop_gemm
-            if batch * rows * cols * k < 4096:
-                return flops * m.flop_tiny
-            return 0.5 * m.dot_call + flops * (
-                m.flop_gemm * 1.5 if min(rows, cols) >= 8 else m.flop_gemv)
+            return self._batched_dot(eqn, variant)
         if name in LIBRARY:
-            work = sum(nbytes(v) for v in eqn.invars) / 4
-            return 0.7 * m.library_call + work * _library_power(eqn) * m.flop_gemv
+            call = {True: 0.0, False: 0.25 * m.library_call}[name in _IN_LINE]
+            return call + 1.1 * self._library(eqn)
         flags = [not isinstance(v, jc.Literal) and v in variant for v in eqn.invars]
         if name in _CONTROL:
             return self.control(eqn, flags)
@@ -176,8 +187,25 @@ class Model:
             return self._batched_body(inner[0], flags)
         if name in DRAWS:
             size = sum(elements(v) for v in eqn.outvars)
-            return _WEIGHT.get(name, 8) * m.element_batched * size
+            return 0.4 * m.draw * m.element_batched * size + m.row_call
+        if name in ("gather", "scatter", "dynamic_slice", "dynamic_update_slice"):
+            return self.loop(eqn) + m.row_call
         return self.loop(eqn) * (m.element_batched / m.element)
+
+    def _batched_dot(self, eqn: Any, variant: frozenset[Any] | set[Any]) -> float:
+        m = self.machine
+        batch, rows, cols, k = dot_shape(eqn)
+        flops = 2.0 * batch * rows * cols * k
+        shared = any(not isinstance(v, jc.Literal) and v not in variant
+                     for v in eqn.invars)
+        if shared and batch == 1:
+            return m.row_call + flops * m.flop_batch
+        if min(rows, cols) >= 4:
+            slow = 10.0 if k <= 4 or flops < 512 else 1.0
+            own = m.flop_own if flops < 1e6 else 1.5 * m.flop_matrix
+            return 5 * m.row_call * slow + flops * own
+        return m.row_call + max(flops * m.flop_own,
+                                m.byte_own * max(nbytes(v) for v in eqn.invars))
 
     def control(self, eqn: Any, flags: Sequence[bool] | None = None) -> float:
         """Return ns of a control-flow equation: in the loop, or batched.
@@ -218,19 +246,21 @@ class Model:
 
     def overhead(self, eqns: Iterable[Any]) -> float:
         """Return ns per step that the loop itself costs."""
-        eqns = list(eqns)
-        kernels = sum(1 for e in eqns if is_kernel(e))
-        if kernels == 0:
-            size = max((elements(v) for e in eqns for v in e.outvars), default=0)
-            return self.machine.small_step if size <= 4096 else self.machine.step
-        return self.machine.step + self.machine.kernel * min(kernels, 8)
+        m, eqns = self.machine, list(eqns)
+        kernels = sum(is_kernel(e) for e in eqns)
+        largest = max((elements(v) for e in eqns for v in e.outvars), default=0)
+        if kernels == 0 and largest <= m.small_elements:
+            return m.small_step
+        kernels += sum(e.primitive.name.startswith(("reduce_", "arg", "cum"))
+                       and elements(e.invars[0]) > m.small_elements for e in eqns)
+        return m.step + m.kernel * min(kernels, 8)
 
 
 def is_kernel(eqn: Any) -> bool:
     """Whether an equation can not be fused into its neighbours on a CPU."""
     name = eqn.primitive.name
     if name == "dot_general":
-        return elements(eqn.invars[0]) * elements(eqn.invars[1]) > 4096
+        return math.prod(dot_shape(eqn)) > TINY_DOT
     return name in LIBRARY or name in _CONTROL or any(
         is_kernel(e) for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns)
 
@@ -239,8 +269,9 @@ def _library_power(eqn: Any) -> float:
     """Flops per element of a library call: n for a factorisation, log n for a sort."""
     shape = getattr(eqn.invars[0].aval, "shape", ())
     n = shape[-1] if shape else 1
-    return float(n) if eqn.primitive.name not in ("sort", "top_k", "fft") else (
-        4.0 * math.log2(max(2, n)))
+    if eqn.primitive.name in _IN_LINE or eqn.primitive.name == "fft":
+        return 60.0 * math.log2(max(2, n))
+    return float(n)
 
 
 def is_materialised(eqn: Any) -> bool:
@@ -281,6 +312,8 @@ def footprint(eqn: Any, outside: Collection[Any] = ()) -> Footprint:
         inside = max(inside, parts, key=lambda f: f.held)
     if eqn.primitive.name in ("scan", "while"):
         return Footprint(own + inside.held, inside.hot)
+    if inside.held:     # what lies between the parts that are written counts as well
+        inside = inside + inside
     return Footprint(own + inside.held, own + inside.hot)
 
 

@@ -16,6 +16,7 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter import planes
+from rewriter.contraction import contractions
 from rewriter.dependence import Node
 from rewriter.graph import EMITTED, Carry, Loop, Outputs, counters_as_carries, reads, variant_values
 from rewriter.orient import evaluate
@@ -91,7 +92,7 @@ def emit_partition(
     evaluate(hoisted, consts, set())
     made = frozenset(v for e in hoisted for v in e.outvars)
     plan = _Plan(loop, part, consts, made, args, in_planes,
-                 _contractions(part, invariant))
+                 contractions(part, invariant))
     xs = {v: _typed(s.get(args), v) for v, s in loop.xs}
     state = _initial_state(plan, args)
     if schedule.block is None or schedule.block >= loop.length:
@@ -271,7 +272,7 @@ def _read_later(plan: _Plan, eqns: list[Any]) -> set[Any]:
             if node.carry is not None and not isinstance(node.carry.out, jc.Literal):
                 found.add(node.carry.out)
     for contraction in plan.contracted.values():
-        found.update(reads(contraction.eqn))
+        found.update(contraction.atoms)
     return found
 
 
@@ -304,65 +305,6 @@ def _shifted(rows: Any, first: Any, back: bool) -> Any:
 # ------------------------------------------------------------ reductions
 
 
-@dataclass(frozen=True)
-class _Contraction:
-    """A dot whose results are only summed: one dot that contracts the trip too."""
-
-    eqn: Any
-    transpose: tuple[int, ...] | None
-    replaced: tuple[Any, ...]
-
-
-def _contractions(part: Partition, invariant: frozenset[int]) -> dict[Any, Any]:
-    dep = part.dependence
-    found = {}
-    for v in part.in_batch:
-        reduction = dep.nodes[v].reduction
-        if reduction is None or reduction.op.name != "sum":
-            continue
-        for term in reduction.terms:
-            contraction = _contraction(part, invariant, term.atom)
-            if contraction is not None:
-                found[term.atom] = contraction
-    return found
-
-
-def _contraction(part: Partition, invariant: frozenset[int], atom: Any) -> Any:
-    dep = part.dependence
-    maker = dep.made.get(atom) if not isinstance(atom, jc.Literal) else None
-    order = None
-    if maker is None or atom in part.stored:
-        return None
-    eqn = dep.nodes[maker].eqn
-    outer = eqn
-    if eqn is not None and eqn.primitive.name == "transpose":
-        order = tuple(eqn.params["permutation"])
-        inner = dep.made.get(eqn.invars[0])
-        if inner is None or _readers(part, eqn.outvars[0]) != 1:
-            return None
-        eqn = dep.nodes[inner].eqn
-    if eqn is None or eqn.primitive.name != "dot_general":
-        return None
-    maker = dep.made[eqn.outvars[0]]
-    if part.in_batch.get(maker) is None or maker in part.in_scan:
-        return None
-    if _readers(part, eqn.outvars[0]) != 1 or eqn.outvars[0] in part.stored:
-        return None
-    constant = {v for v, _ in dep.loop.consts}
-    varying = [v for v in reads(eqn) if v not in constant
-               and not (v in dep.made and dep.made[v] in invariant)]
-    if len(varying) != 2:
-        return None
-    return _Contraction(eqn, order, (eqn, outer))
-
-
-def _readers(part: Partition, var: Any) -> int:
-    dep = part.dependence
-    count = sum(n.reads.count(var) for n in dep.nodes)
-    count += sum(1 for n in dep.nodes if n.carry is not None and n.carry.out is var)
-    return count + sum(1 for _, a in dep.loop.ys if a is var)
-
-
 def _reduce(
     plan: _Plan, reduction: Reduction, state: Env, new_state: Env, stacked: Env,
     length: int,
@@ -374,27 +316,12 @@ def _reduce(
         contraction = (None if isinstance(term.atom, jc.Literal)
                        else plan.contracted.get(term.atom))
         if contraction is not None:
-            total = _contract(contraction, stacked)
+            total = contraction.total(stacked, plan.consts)
         else:
             total = reduction.op.reduce(_rows(plan, stacked, term.atom, length))
         value = lax.sub(value, total) if term.negative else (
             reduction.op.combine(value, total))
     new_state[var] = jc.coerce(value, var.aval)
-
-
-def _contract(contraction: _Contraction, stacked: Env) -> Any:
-    eqn = contraction.eqn
-    (lc, rc), (lb, rb) = eqn.params["dimension_numbers"]
-    shift = lambda dims: tuple(d + 1 for d in dims)  # noqa: E731
-    left, right = (stacked[v] for v in eqn.invars)
-    with jc.at_inner_location(eqn):
-        out = lax.dot_general(
-            left, right, (((0, *shift(lc)), (0, *shift(rc))), (shift(lb), shift(rb))),
-            precision=eqn.params["precision"],
-            preferred_element_type=eqn.params["preferred_element_type"])
-        if contraction.transpose is not None:
-            out = lax.transpose(out, contraction.transpose)
-    return out
 
 
 # ------------------------------------------------------------ blocks and sections

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 
-from rewriter import jax_compat as jc
 from rewriter import phases, printer
 from rewriter.pass_manager import Options, Sink
 from rewriter.remarks import Remark
@@ -152,8 +151,3 @@ def _with_static(
 
     return call
 
-
-def warn_missed(report: Report, required: frozenset[str]) -> None:
-    """Warn about loops that the required passes left alone."""
-    jc.warn_missed([str(v.location) + ": " + v.message for v in report.verdicts
-                    if v.outcome == "kept"], required)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.jax_compat import Literal, open_jaxpr, sub_jaxprs
+from rewriter.jax_compat import Literal, is_integer, open_jaxpr, sub_jaxprs
 
 TABLE_LIMIT = 1 << 18   # rows a table may have
 ELEMENT_LIMIT = 64      # elements of one value that is worth following
@@ -50,6 +50,9 @@ Known = Affine | Table
 
 def constant(value: Any) -> Affine | None:
     """Return the known form of a value that is the same at every j."""
+    dtype = getattr(value, "dtype", None)
+    if dtype is not None and getattr(dtype, "kind", "V") not in "iub":
+        return None
     array = np.asarray(value)
     if array.dtype.kind not in "iub" or array.size > ELEMENT_LIMIT:
         return None
@@ -268,9 +271,9 @@ def _aligned(ins: Sequence[np.ndarray], lead: int) -> list[np.ndarray]:
 def step(eqn: Any, ins: Sequence[Known], length: int) -> Known | None:
     """Evaluate one equation over the trip, or None where it is not known."""
     name, out = eqn.primitive.name, eqn.outvars[0].aval
-    dtype = np.dtype(out.dtype)
-    if name not in WHITELIST or dtype.kind not in "iub":
+    if name not in WHITELIST or getattr(out.dtype, "kind", "") not in "iub":
         return None
+    dtype = np.dtype(out.dtype)
     if out.size > ELEMENT_LIMIT or len(eqn.outvars) != 1:
         return None
     if name == "iota":
@@ -340,9 +343,7 @@ class Scope:
     def _concrete(self, value: Any) -> Affine | None:
         if not isinstance(value, np.ndarray) and not hasattr(value, "addressable_data"):
             return None
-        if value.size > ELEMENT_LIMIT or not np.issubdtype(value.dtype, np.integer):
-            return None
-        return constant(np.asarray(value))
+        return constant(value) if value.size <= ELEMENT_LIMIT else None
 
     def stacked(self, atom: Any) -> Known | None:
         """Return a value known along its leading axis (`jnp.arange` and kin)."""
@@ -353,7 +354,7 @@ class Scope:
     def _stacked(self, atom: Any) -> Known | None:
         if isinstance(atom, Literal) or not atom.aval.shape:
             return None
-        if np.dtype(atom.aval.dtype).kind not in "iu" or len(atom.aval.shape) > 2:
+        if not is_integer(atom.aval) or len(atom.aval.shape) > 2:
             return None
         if atom in self._consts:
             return self._table(self._consts[atom])

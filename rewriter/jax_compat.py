@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax._src import api_util, config, core, source_info_util
 from jax._src import linear_util as lu
 from jax._src import pjit as pjit_lib
@@ -305,6 +306,17 @@ def is_extended(aval: Any) -> bool:
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
 
 
+def is_integer(aval: Any) -> bool:
+    """Whether an aval is an array of ordinary integers."""
+    return is_array_aval(aval) and jax.dtypes.issubdtype(aval.dtype, np.integer)
+
+
+def is_sharded(aval: Any) -> bool:
+    """Whether an aval's type says that it is spread over an explicit mesh."""
+    spec = getattr(getattr(aval, "sharding", None), "spec", ())
+    return any(axis is not None for axis in spec or ())
+
+
 def is_array_aval(aval: Any) -> bool:
     """Whether an aval is an ordinary array, not a ref or a token."""
     return type(aval) is core.ShapedArray
@@ -343,7 +355,9 @@ def inside(eqn: Any) -> Iterator[None]:
     from jax._src import mesh as mesh_lib
     from jax._src import shard_map as shard_map_lib
 
-    mesh, manual = eqn.params["mesh"], eqn.params.get("manual_axes")
+    mesh = eqn.params["mesh"]
+    manual = eqn.params.get("newly_manual_axes", eqn.params.get("manual_axes"))
+    manual = frozenset(mesh.axis_names) if manual is None else manual
     check = eqn.params.get("check_vma", True)
     abstract = shard_map_lib._as_manual_mesh(mesh, manual)
     if not isinstance(abstract, mesh_lib.AbstractMesh):

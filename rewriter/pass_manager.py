@@ -164,11 +164,17 @@ class Context:
 _BUDGET = 20_000     # rewrites of one program
 _ROUNDS = 8          # times that the role passes look at one loop
 _done = 0
+_warned: set[str] = set()       # failures of the program in hand already warned about
 
 
 def _bisect_limit() -> int:
     text = os.environ.get("REWRITER_BISECT", "")
     return int(text) if text.lstrip("-").isdigit() else -1
+
+
+def new_program() -> None:
+    """Forget which failures were warned about."""
+    _warned.clear()
 
 
 def reset_bisect() -> None:
@@ -309,7 +315,9 @@ class Rewriter:
         text = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
         remark = _Manager.FAILED.at(_where(eqn), pass_name=name, error=text)
         self._record(eqn, "kept", remark)
-        warnings.warn(f"rewriter: {remark}", RuntimeWarning, stacklevel=2)
+        if str(remark) not in _warned:
+            _warned.add(str(remark))
+            warnings.warn(f"rewriter: {remark}", RuntimeWarning, stacklevel=2)
 
     # -------------------------------------------------------- matching
 

@@ -13,7 +13,15 @@ from typing import Any
 
 from rewriter import jax_compat as jc
 from rewriter.graph import TAG
-from rewriter.pass_manager import Context, Options, Phase, Rewriter, Sink
+from rewriter.pass_manager import (
+    Context,
+    Options,
+    Phase,
+    Rewriter,
+    Sink,
+    new_program,
+)
+from rewriter.remarks import Remark
 
 _options: dict[str, Options] = {}
 _installed: bool | None = None
@@ -52,6 +60,7 @@ def passes() -> tuple[Any, ...]:
 
 def early(closed: Any, options: Options, sink: Sink | None = None) -> Any:
     """Run the early passes on a traced function."""
+    new_program()
     return _phase(closed, options, Phase.EARLY, "any", sink)
 
 
@@ -81,7 +90,26 @@ def _phase(closed: Any, options: Options, phase: Phase, platform: str,
 
 @jc.cache_by_identity(maxsize=1024)
 def _late_cached(closed: Any, options: Options, platform: str) -> Any:
-    return late(closed, options, platform)
+    if not options.require:
+        return late(closed, options, platform)
+    sink = _Required()
+    new = late(closed, options, platform, sink)
+    for remark in sink.kept:
+        warnings.warn(f"rewriter: required {', '.join(sorted(options.require))}, but "
+                      f"{remark}", RuntimeWarning, stacklevel=2)
+    return new
+
+
+class _Required(Sink):
+    """Remembers the loops that were left alone."""
+
+    def __init__(self) -> None:
+        self.kept: list[Remark] = []
+
+    def verdict(self, eqn: Any, outcome: str, remark: Remark) -> None:
+        """Take what became of a loop."""
+        if outcome == "kept":
+            self.kept.append(remark)
 
 
 def _at_lowering(name: str, closed: Any, platform: str) -> Any:

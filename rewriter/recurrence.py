@@ -95,7 +95,7 @@ def reduction_of(
     var, family = carry.var, ""
     terms: list[Term] = []
     chain: list[int] = []
-    if not jc.is_array_aval(var.aval):
+    if not jc.is_array_aval(var.aval) or jc.is_extended(var.aval):
         return None
     while var is not carry.out:
         if count[var] != 1 or len(users.get(var, ())) != 1:
@@ -103,6 +103,10 @@ def reduction_of(
         index = users[var][0]
         eqn = loop.eqns[index]
         kind = _FAMILY.get(eqn.primitive.name, "")
+        if _is_retyped(eqn):
+            var = eqn.outvars[0]
+            chain.append(index)
+            continue
         if not kind or (family and kind != family) or len(eqn.invars) != 2:
             return None
         family = kind
@@ -116,11 +120,17 @@ def reduction_of(
             return None
         terms.append(Term(term, eqn.primitive.name == "sub"))
         chain.append(index)
-    if not chain or count[carry.out] != 1 or carry.var is carry.out:
+    if not terms or count[carry.out] != 1 or carry.var is carry.out:
         return None
     if family in ("and", "or", "xor") and np.dtype(var.aval.dtype).kind not in "iub":
         return None
     return Reduction(carry, ASSOCIATIVE[family], tuple(terms), tuple(chain))
+
+
+def _is_retyped(eqn: Any) -> bool:
+    """Whether an equation only drops or adds a weak type."""
+    return eqn.primitive.name == "convert_element_type" and (
+        eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
 
 
 def may_reorder(reduction: Reduction, numerics: str) -> bool:

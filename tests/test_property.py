@@ -1,0 +1,79 @@
+"""Random loop programs: optimised and original agree, and the report adds up."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+
+import numpy as np
+import pytest
+
+from rewriter import optimize
+from tests.fuzz import program_of
+from tests.generate import Program, random_program
+from tests.generate_compare import check, check_report
+
+CHUNK = 20  # programs per test
+VALUES = range(0, 300, CHUNK)
+GRADIENTS = range(1000, 1120, CHUNK)
+STRICT = range(2000, 2060, CHUNK)
+REPORTS = range(3000, 3100, CHUNK)
+GROUPS = range(4000, 4003)
+
+
+def programs(first: int) -> list[tuple[int, Program]]:
+    """Return the programs of one chunk of seeds."""
+    return [(seed, program_of(seed)) for seed in range(first, first + CHUNK)]
+
+
+def assert_each(first: int, test) -> None:
+    """Assert that a test passes for each program of a chunk; show those that fail."""
+    failures = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for seed, program in programs(first):
+            try:
+                test(program)
+            except Exception as error:
+                what = f"{type(error).__name__}: {error}"
+                failures.append(f"seed {seed}: {what}\n{program.description}")
+    assert not failures, "\n".join(failures)
+
+
+@pytest.mark.parametrize("first", VALUES)
+def test_results_agree(first: int) -> None:
+    """Values, types and NaN positions agree at the default level."""
+    assert_each(first, lambda program: check(program, optimize))
+
+
+@pytest.mark.parametrize("first", GRADIENTS)
+def test_gradients_agree(first: int) -> None:
+    """Gradients through the optimised function agree."""
+    assert_each(first, lambda program: check(program, optimize, grad=True))
+
+
+@pytest.mark.parametrize("first", STRICT)
+def test_strict_results_agree(first: int) -> None:
+    """Values agree under strict numerics."""
+    strict = partial(optimize, numerics="strict")
+    assert_each(first, lambda program: check(program, strict))
+
+
+@pytest.mark.parametrize("first", REPORTS)
+def test_reports_add_up(first: int) -> None:
+    """One verdict for each loop, and a second run of the rewriter changes nothing."""
+    assert_each(first, lambda program: check_report(program, optimize))
+
+
+@pytest.mark.parametrize("seed", GROUPS)
+def test_many_loops_in_one_function(seed: int) -> None:
+    """Several programs in one function agree too."""
+    check(program_of(seed, 6), optimize)
+
+
+def test_a_seed_gives_one_program() -> None:
+    """The same seed gives the same text and the same arguments."""
+    one, two = (random_program(np.random.default_rng(11)) for _ in range(2))
+    assert one.description == two.description
+    for x, y in zip(one.args, two.args, strict=True):
+        np.testing.assert_array_equal(x, y)
