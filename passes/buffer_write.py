@@ -2,15 +2,15 @@
 
 What it does: a carried array that a loop only writes, `buf.at[i].set(v)`, `.add`,
 `.multiply`, `.min`, `.max` or `dynamic_update_slice`, at distinct rows known at every
-step, is no carry: each step's row becomes an output, and the rows are put in place once
-after the loop. A row that is read in the step that writes it, or never written before
-it is read, is read from the initial array.
+step, is no carry: each step's row becomes an output, and the rows are put in place
+once after the loop. A row that is read in the step that writes it is read from the
+initial array.
 
 Why it pays: the array no longer ties each step to the one before, so the loop may be
 batched; in a backward pass no cotangent of the whole array is carried.
 
-Legality: the rows are distinct after the operation's own out-of-range rule, nothing else
-reads the array, and no read sees a row that an earlier step wrote (that is a table
+Legality: the rows are distinct after the operation's own out-of-range rule, nothing
+else reads the array, and no read sees a row that an earlier step wrote (that is a table
 recurrence). Numerics: strict (bit-exact).
 
 Before and after (run as a test):
@@ -18,8 +18,9 @@ Before and after (run as a test):
 >>> import jax, jax.numpy as jnp
 >>> from rewriter import explain
 >>> def f(W, X):
-...     out = jnp.zeros((100, 64))
-...     return jax.lax.fori_loop(0, 100, lambda i, o: o.at[i].set(jnp.tanh(W @ X[i])), out)
+...     def body(i, out):
+...         return out.at[i].set(jnp.tanh(W @ X[i]))
+...     return jax.lax.fori_loop(0, 100, body, jnp.zeros((100, 64)))
 >>> report = explain(f)(jnp.ones((64, 64)), jnp.ones((100, 64)))
 >>> "scan" in report.before.outline(), "scan" in report.after.outline()
 (True, False)
@@ -39,15 +40,14 @@ from rewriter.buffers import (
     Access,
     Indices,
     distinct,
-    put_rows,
     read_access,
     same_position,
-    take_rows,
     write_access,
 )
 from rewriter.graph import Carry, Loop, Source, fresh_key, reads, replace_final
-from rewriter.pass_manager import Context, LoopPass, Plan
+from rewriter.pass_base import Context, LoopPass, Plan
 from rewriter.remarks import Location, Remark, missed, passed
+from rewriter.rows import put_rows, take_rows
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Write:
     access: Access
     how: str
     update: Any
-    reads: tuple[tuple[Any, Access], ...] = ()      # of the row before it is written
+    reads: tuple[tuple[Any, Access], ...] = ()  # of the row before it is written
 
 
 @dataclass(frozen=True)
@@ -77,17 +77,26 @@ class BufferWrite(LoopPass):
     name: ClassVar = "buffer-write"
     numerics: ClassVar = "strict"
 
-    FOUND = passed("rows", "{carries} is filled row by row: each step's row is an output")
+    FOUND = passed(
+        "rows", "{carries} is filled row by row: each step's row is an output"
+    )
     NONE = missed("none", "no carried array is written row by row")
     UNKNOWN = missed(
-        "unknown-index", "{carry} is written at {where} at an index that is not known at "
+        "unknown-index",
+        "{carry} is written at {where} at an index that is not known at "
         "compile time, so two steps may write the same place",
         "if the indices are distinct, compute all rows first and write them at once "
-        "with .at[indices].set(rows, unique_indices=True)")
-    REPEATED = missed("repeated-row", "{carry} is written at {where} at the same row in "
-                      "more than one step")
-    READ = missed("read-elsewhere", "{carry} is written row by row but also read at "
-                  "{where}: a step may see what an earlier one wrote")
+        "with .at[indices].set(rows, unique_indices=True)",
+    )
+    REPEATED = missed(
+        "repeated-row",
+        "{carry} is written at {where} at the same row in more than one step",
+    )
+    READ = missed(
+        "read-elsewhere",
+        "{carry} is written row by row but also read at "
+        "{where}: a step may see what an earlier one wrote",
+    )
 
     def match(self, loop: Loop, ctx: Context) -> Writes | Remark:
         """Find carried arrays written at distinct known rows."""
@@ -106,7 +115,9 @@ class BufferWrite(LoopPass):
             assert reason is not None
             return reason
         names = ", ".join(loop.name(w.carry.var) for w in found)
-        return Writes(self.FOUND.at(loop.location, carries=names), "", loop, tuple(found))
+        return Writes(
+            self.FOUND.at(loop.location, carries=names), "", loop, tuple(found)
+        )
 
     def write_of(self, loop: Loop, carry: Carry, indices: Indices) -> Write | Remark:
         """Return how a carried array is written, or why it is not that simple."""
@@ -127,16 +138,20 @@ class BufferWrite(LoopPass):
                 continue
             if not any(v is carry.var or v is carry.out for v in reads(other)):
                 continue
-            read = (read_access(other, indices)
-                    if other.invars[0] is carry.var else None)
-            if read is None or not same_position(read, access, loop.length) or (
-                    access.drops):
-                return self.READ.at(loop.location, carry=name,
-                                    where=Location(*jc.location(other)))
+            read = read_access(other, indices) if other.invars[0] is carry.var else None
+            if (
+                read is None
+                or not same_position(read, access, loop.length)
+                or (access.drops)
+            ):
+                return self.READ.at(
+                    loop.location, carry=name, where=Location(*jc.location(other))
+                )
             rows.append((other, read))
         if any(a is carry.var or a is carry.out for _, a in loop.ys) or any(
-                c.out is carry.var or (c.out is carry.out and c is not carry)
-                for c in loop.carries):
+            c.out is carry.var or (c.out is carry.out and c is not carry)
+            for c in loop.carries
+        ):
             return self.READ.at(loop.location, carry=name, where=loop.location)
         return Write(carry, eqn, access, how, update, tuple(rows))
 
@@ -158,7 +173,8 @@ def _is_buffer(loop: Loop, carry: Carry) -> bool:
     eqn = loop.eqns[maker]
     return eqn.invars[0] is carry.var and (
         eqn.primitive.name == "dynamic_update_slice"
-        or eqn.primitive.name.startswith("scatter"))
+        or eqn.primitive.name.startswith("scatter")
+    )
 
 
 def _as_output(loop: Loop, write: Write) -> Loop:
@@ -168,19 +184,35 @@ def _as_output(loop: Loop, write: Write) -> Loop:
     row, added = write.update, []
     if access.window == 1 and not access.squeezed:
         added, (row,) = jc.traced_equations(
-            lambda u: lax.squeeze(u, (access.axis,)), [write.update], write.eqn)
+            lambda u: lax.squeeze(u, (access.axis,)), [write.update], write.eqn
+        )
         access = access.without_axis()
     results = replace_final(
-        loop, carry.var,
-        lambda out: put_rows(init.get(out.args), out.stacks[key], access, write.how,
-                             length, out.args), key)
+        loop,
+        carry.var,
+        lambda out: put_rows(
+            init.get(out.args), out.stacks[key], access, write.how, length, out.args
+        ),
+        key,
+    )
     xs = list(loop.xs)
     dropped = {id(write.eqn)}
     for eqn, read in write.reads:
         dropped.add(id(eqn))
-        xs.append((eqn.outvars[0], Source(
-            lambda args, read=read: take_rows(init.get(args), read, length, args))))
+        xs.append(
+            (
+                eqn.outvars[0],
+                Source(
+                    lambda args, read=read: take_rows(
+                        init.get(args), read, length, args
+                    )
+                ),
+            )
+        )
     return loop.replace(
-        eqns=(*(e for e in loop.eqns if id(e) not in dropped), *added), xs=tuple(xs),
-        ys=(*loop.ys, (key, row)), results=results,
-        carries=tuple(c for c in loop.carries if c.var is not carry.var))
+        eqns=(*(e for e in loop.eqns if id(e) not in dropped), *added),
+        xs=tuple(xs),
+        ys=(*loop.ys, (key, row)),
+        results=results,
+        carries=tuple(c for c in loop.carries if c.var is not carry.var),
+    )

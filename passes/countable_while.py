@@ -32,10 +32,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from rewriter import jax_compat as jc
-from rewriter.graph import inline
-from rewriter.indices import Affine, Known, Scope, constant, counter, evaluate
-from rewriter.pass_manager import Context, Emission, EquationPass, Phase, Plan
+from rewriter.indices import Affine, Known, constant, counter, evaluate
+from rewriter.inline import inline
+from rewriter.pass_base import Context, Emission, EquationPass, Phase, Plan
 from rewriter.remarks import Location, Remark, missed, passed
+from rewriter.scope import Scope
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,15 @@ class CountableWhile(EquationPass):
 
     COUNTED = passed("counted", "the condition holds {trip} times: a scan")
     DATA_DEPENDENT = missed(
-        "data-dependent-trip", "when the loop ends depends on computed values, so its "
-        "trip count is not known",
-        "with a fixed or largest trip count use fori_loop or scan and mask the rest")
+        "data-dependent-trip",
+        "when the loop ends depends on computed values, so its trip count is not known",
+        "with a fixed or largest trip count use fori_loop or scan and mask the rest",
+    )
     UNKNOWN_BOUND = missed(
-        "unknown-bound", "counts up to a bound that is not known at compile time",
-        "make the bound a Python integer (static_argnums, or an array's shape)")
+        "unknown-bound",
+        "counts up to a bound that is not known at compile time",
+        "make the bound a Python integer (static_argnums, or an array's shape)",
+    )
 
     def match(self, eqn: Any, scope: Scope, ctx: Context) -> Countable | Remark:
         """Find the trip count."""
@@ -72,8 +76,11 @@ class CountableWhile(EquationPass):
         holds = _condition(eqn, scope, counters)
         first = holds(1)
         if first is None:
-            code = self.UNKNOWN_BOUND if _reads_counter(eqn, counters) else (
-                self.DATA_DEPENDENT)
+            code = (
+                self.UNKNOWN_BOUND
+                if _reads_counter(eqn, counters)
+                else (self.DATA_DEPENDENT)
+            )
             return code.at(where)
         trip = _count(holds, self.max_trip) if first else 0
         if trip is None:
@@ -86,11 +93,17 @@ class CountableWhile(EquationPass):
         skip, consts = p["cond_nconsts"], p["body_nconsts"]
 
         def emit(args: Any) -> list[Any]:
-            carry = args[skip + consts:]
+            carry = args[skip + consts :]
             if plan.trip == 0:
                 return list(carry)
-            return jc.bind_scan(p["body_jaxpr"], args[skip:skip + consts], carry, (),
-                                length=plan.trip, reverse=False)
+            return jc.bind_scan(
+                p["body_jaxpr"],
+                args[skip : skip + consts],
+                carry,
+                (),
+                length=plan.trip,
+                reverse=False,
+            )
 
         return emit
 
@@ -112,8 +125,13 @@ def _counters(eqn: Any, scope: Scope) -> dict[int, tuple[int, int, Any]]:
         if out is var:
             found[k] = (int(start.base), 0, var.aval.dtype)
             continue
-        by = _increment(made.get(out) if not isinstance(out, jc.Literal) else None, var,
-                        body, eqn, scope)
+        by = _increment(
+            made.get(out) if not isinstance(out, jc.Literal) else None,
+            var,
+            body,
+            eqn,
+            scope,
+        )
         if by is not None:
             found[k] = (int(start.base), by, var.aval.dtype)
     return found
@@ -140,15 +158,19 @@ def _increment(add: Any, var: Any, body: Any, eqn: Any, scope: Scope) -> int | N
     return int(known.base) * (1 if add.primitive.name == "add" else -1)
 
 
-def _condition(eqn: Any, scope: Scope, counters: dict[int, tuple[int, int, Any]]
-               ) -> Callable[..., bool | None]:
+def _condition(
+    eqn: Any, scope: Scope, counters: dict[int, tuple[int, int, Any]]
+) -> Callable[..., bool | None]:
     """Return whether the condition holds at n steps from `first` on, if known."""
     p = eqn.params
     cond = jc.open_jaxpr(p["cond_jaxpr"])
     n_cond = p["cond_nconsts"]
     eqns, subst, extra = inline(cond.eqns)
     fixed: dict[Any, Known] = {}
-    for var, value in (*zip(cond.constvars, p["cond_jaxpr"].consts, strict=True), *extra):
+    for var, value in (
+        *zip(cond.constvars, p["cond_jaxpr"].consts, strict=True),
+        *extra,
+    ):
         known = constant(value) if getattr(value, "size", 99) <= 8 else None
         if known is not None:
             fixed[var] = known
@@ -196,7 +218,11 @@ def _count(holds: Callable[..., bool | None], most: int) -> int | None:
 def _reads_counter(eqn: Any, counters: dict[int, Any]) -> bool:
     cond = jc.open_jaxpr(eqn.params["cond_jaxpr"])
     n_cond = eqn.params["cond_nconsts"]
-    carried = {v for e in cond.eqns for v in e.invars if not isinstance(v, jc.Literal)
-               and v in set(cond.invars[n_cond:])}
+    carried = {
+        v
+        for e in cond.eqns
+        for v in e.invars
+        if not isinstance(v, jc.Literal) and v in set(cond.invars[n_cond:])
+    }
     counting = {cond.invars[n_cond + k] for k in counters}
     return bool(carried) and carried <= counting

@@ -15,8 +15,9 @@ Before and after (run as a test):
 >>> import jax, jax.numpy as jnp
 >>> from rewriter import explain
 >>> def f(W, X):
-...     n = X.shape[0]
-...     return jax.lax.fori_loop(0, n, lambda i, h: jnp.tanh(W @ h + X[n - 1 - i]), X[0])
+...     def body(i, h):
+...         return jnp.tanh(W @ h + X[X.shape[0] - 1 - i])
+...     return jax.lax.fori_loop(0, X.shape[0], body, X[0])
 >>> report = explain(f)(jnp.ones((8, 8)), jnp.ones((100, 8)))
 >>> report.before.count("dynamic_slice"), report.after.count("dynamic_slice")
 (1, 0)
@@ -32,14 +33,15 @@ from typing import Any, ClassVar
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.buffers import Access, Indices, read_access, take_rows
+from rewriter.buffers import Access, Indices, read_access
 from rewriter.cost import nbytes
 from rewriter.graph import Loop, Source, substitute
 from rewriter.indices import Affine
-from rewriter.pass_manager import Context, LoopPass, Plan
+from rewriter.pass_base import Context, LoopPass, Plan
 from rewriter.remarks import Remark, missed, passed
+from rewriter.rows import take_rows
 
-SMALL = 1 << 16     # bytes that may be stacked whatever they are read from
+SMALL = 1 << 16  # bytes that may be stacked whatever they are read from
 
 
 @dataclass(frozen=True)
@@ -60,21 +62,27 @@ class IndexedRead(LoopPass):
     FOUND = passed("rows", "{count} read(s) at an index known at every step: rows")
     NONE = missed("none", "nothing is read at an index made from a counter")
     LARGER = missed(
-        "larger-than-operand", "rows read at known indices overlap or repeat: stacked "
-        "they would be larger than the array they are read from")
+        "larger-than-operand",
+        "rows read at known indices overlap or repeat: stacked "
+        "they would be larger than the array they are read from",
+    )
 
     def match(self, loop: Loop, ctx: Context) -> Reads | Remark:
         """Find reads of constants at known indices."""
         consts = {v for v, _ in loop.consts}
-        candidates = [e for e in loop.eqns
-                      if e.primitive.name in ("dynamic_slice", "gather")
-                      and not isinstance(e.invars[0], jc.Literal)
-                      and e.invars[0] in consts]
+        candidates = [
+            e
+            for e in loop.eqns
+            if e.primitive.name in ("dynamic_slice", "gather")
+            and not isinstance(e.invars[0], jc.Literal)
+            and e.invars[0] in consts
+        ]
         if not candidates:
             return self.NONE.at(loop.location)
         indices = Indices(loop)
-        accesses = [(e, access) for e in candidates
-                    if (access := _rows(e, indices)) is not None]
+        accesses = [
+            (e, access) for e in candidates if (access := _rows(e, indices)) is not None
+        ]
         if not accesses:
             return self.NONE.at(loop.location)
         found = tuple((e, a) for e, a in accesses if _fits(e, a, loop.length))
@@ -119,7 +127,8 @@ def row_variable(eqn: Any, access: Access) -> tuple[Any, list[Any], Any]:
     shape = [s for k, s in enumerate(out.aval.shape) if k != access.axis]
     row = jc.fresh_var(out.aval.update(shape=tuple(shape)))
     added, (value,) = jc.traced_equations(
-        lambda r: lax.expand_dims(r, (access.axis,)), [row], eqn)
+        lambda r: lax.expand_dims(r, (access.axis,)), [row], eqn
+    )
     return row, added, value
 
 
@@ -129,9 +138,9 @@ def _rows(eqn: Any, indices: Indices) -> Access | None:
         return None
     if isinstance(access.position, Affine):
         if access.position.is_constant:
-            return None                      # an invariant, not a row per step
+            return None  # an invariant, not a row per step
         if access.window > 1 and abs(access.step) != access.window:
-            return None                      # windows that overlap or leave gaps
+            return None  # windows that overlap or leave gaps
     return access
 
 
@@ -143,8 +152,15 @@ def _fits(eqn: Any, access: Access, length: int) -> bool:
 def _key(eqn: Any, access: Access) -> Any:
     if not isinstance(access.position, Affine) or access.fixed:
         return None
-    return (eqn.invars[0], access.axis, access.base, access.step, access.window,
-            access.squeezed, eqn.outvars[0].aval.shape)
+    return (
+        eqn.invars[0],
+        access.axis,
+        access.base,
+        access.step,
+        access.window,
+        access.squeezed,
+        eqn.outvars[0].aval.shape,
+    )
 
 
 def _stacked(source: Source, access: Access, length: int) -> Source:

@@ -39,7 +39,7 @@ import numpy as np
 from rewriter import jax_compat as jc
 from rewriter.graph import Counter, Loop, Outputs, Source, replace_final
 from rewriter.indices import Affine, Known, constant, counter, reversed_in_time
-from rewriter.pass_manager import Context, LoopPass, Plan
+from rewriter.pass_base import Context, LoopPass, Plan
 from rewriter.remarks import Remark, missed, passed
 
 
@@ -66,13 +66,17 @@ class InductionVariable(LoopPass):
         """Find integer carries that grow by a loop constant."""
         made = {v: e for e in loop.eqns for v in e.outvars}
         consts = dict(loop.consts)
-        found = [c for c in (_counter(loop, carry, made, consts)
-                             for carry in loop.carries) if c is not None]
+        found = [
+            c
+            for c in (_counter(loop, carry, made, consts) for carry in loop.carries)
+            if c is not None
+        ]
         if not found:
             return self.NONE.at(loop.location)
         names = ", ".join(loop.name(c.var) for c in found)
-        return Inductions(self.FOUND.at(loop.location, carries=names), "", loop,
-                          tuple(found))
+        return Inductions(
+            self.FOUND.at(loop.location, carries=names), "", loop, tuple(found)
+        )
 
     def rewrite(self, plan: Inductions) -> Loop:
         """Give them the role of counters."""
@@ -81,8 +85,10 @@ class InductionVariable(LoopPass):
         for c in plan.counters:
             results = replace_final(loop, c.var, _final(c, loop.length))
             loop = loop.replace(
-                counters=(*loop.counters, c), results=results,
-                carries=tuple(k for k in loop.carries if k.var is not c.var))
+                counters=(*loop.counters, c),
+                results=results,
+                carries=tuple(k for k in loop.carries if k.var is not c.var),
+            )
         return loop
 
 
@@ -94,8 +100,9 @@ def _final(c: Counter, length: int) -> Any:
     return get
 
 
-def _counter(loop: Loop, carry: Any, made: dict[Any, Any],
-             consts: dict[Any, Source]) -> Counter | None:
+def _counter(
+    loop: Loop, carry: Any, made: dict[Any, Any], consts: dict[Any, Source]
+) -> Counter | None:
     aval = carry.var.aval
     eqn = None if isinstance(carry.out, jc.Literal) else made.get(carry.out)
     if eqn is None or eqn.primitive.name != "add" or not jc.is_integer(aval):

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from rewriter.graph import Carry, Loop, replace_final
-from rewriter.pass_manager import Context, LoopPass, Plan
+from rewriter.pass_base import Context, LoopPass, Plan
 from rewriter.remarks import Remark, missed, passed
 
 
@@ -69,8 +69,11 @@ class InvariantCarry(LoopPass):
         assert loop is not None
         for carry in plan.carries:
             results = replace_final(
-                loop, carry.var, lambda out, c=carry: c.init.get(out.args))
+                loop, carry.var, lambda out, c=carry: c.init.get(out.args)
+            )
             loop = loop.replace(
-                consts=(*loop.consts, (carry.var, carry.init)), results=results,
-                carries=tuple(c for c in loop.carries if c is not carry))
+                consts=(*loop.consts, (carry.var, carry.init)),
+                results=results,
+                carries=tuple(c for c in loop.carries if c is not carry),
+            )
         return loop

@@ -38,7 +38,7 @@ from jax import lax
 from rewriter import jax_compat as jc
 from rewriter.graph import Loop, Outputs, Result
 from rewriter.indices import Affine
-from rewriter.pass_manager import Context, LoopPass, Plan
+from rewriter.pass_base import Context, LoopPass, Plan
 from rewriter.remarks import Remark, missed, passed
 
 
@@ -62,13 +62,19 @@ class KnownOutput(LoopPass):
 
     def match(self, loop: Loop, ctx: Context) -> KnownRows | Remark:
         """Find integer outputs that are affine in the step."""
-        integer = [(k, a) for k, a in loop.ys if not isinstance(a, jc.Literal)
-                   and jc.is_integer(a.aval)]
+        integer = [
+            (k, a)
+            for k, a in loop.ys
+            if not isinstance(a, jc.Literal) and jc.is_integer(a.aval)
+        ]
         if not integer:
             return self.NONE.at(loop.location)
         known = loop.known()
-        rows = {k: (value, a.aval) for k, a in integer
-                if isinstance(value := known.get(a), Affine)}
+        rows = {
+            k: (value, a.aval)
+            for k, a in integer
+            if isinstance(value := known.get(a), Affine)
+        }
         if not rows:
             return self.NONE.at(loop.location)
         return KnownRows(self.FOUND.at(loop.location, count=len(rows)), "", loop, rows)
@@ -76,19 +82,26 @@ class KnownOutput(LoopPass):
     def rewrite(self, plan: KnownRows) -> Loop:
         """Make the rows outside of the loop."""
         loop, rows = plan.loop, plan.rows
-        assert loop is not None and rows is not None
+        assert loop is not None
+        assert rows is not None
         used = {r.ys for r in loop.results if r is not None and r.ys in rows}
         results = tuple(
             Result(_stack(r.get, {r.ys: rows[r.ys]}, loop.length), r.carry, None)
-            if r is not None and r.ys in used and r.ys is not None else r
-            for r in loop.results)
-        return loop.replace(results=results,
-                            ys=tuple(y for y in loop.ys if y[0] not in rows))
+            if r is not None and r.ys in used and r.ys is not None
+            else r
+            for r in loop.results
+        )
+        return loop.replace(
+            results=results, ys=tuple(y for y in loop.ys if y[0] not in rows)
+        )
 
 
 def _stack(get: Any, rows: Mapping[int, tuple[Affine, Any]], length: int) -> Any:
     def made(out: Outputs) -> Any:
-        stacks = {**out.stacks, **{k: _rows(a, v, length) for k, (a, v) in rows.items()}}
+        stacks = {
+            **out.stacks,
+            **{k: _rows(a, v, length) for k, (a, v) in rows.items()},
+        }
         return get(Outputs(out.args, out.finals, stacks))
 
     return made

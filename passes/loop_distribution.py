@@ -40,21 +40,15 @@ from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
 from rewriter import planes
+from rewriter.blocks import emit_partition
 from rewriter.contraction import contractions
-from rewriter.cost import (
-    Footprint,
-    Model,
-    elements,
-    footprint,
-    is_materialised,
-    nbytes,
-)
+from rewriter.cost import Model, elements, nbytes
 from rewriter.dependence import Dependence, dependence_graph
-from rewriter.emit import emit_partition
 from rewriter.graph import Loop, variant_values
 from rewriter.legality import dear, unbatchable
+from rewriter.memory import Footprint, footprint, is_materialised
 from rewriter.partition import Partition, Prices, partition
-from rewriter.pass_manager import Context, Emission, LoopPass, Phase, Plan
+from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
 from rewriter.remarks import Location, Remark, missed, passed
 from rewriter.schedule import Schedule, choose
 
@@ -76,40 +70,59 @@ class LoopDistribution(LoopPass):
     name: ClassVar = "loop-distribution"
     phase: ClassVar = Phase.LATE
     numerics: ClassVar = "strict"
-    min_gain: float = 1.1           # estimated time before over after
+    min_gain: float = 1.1  # estimated time before over after
 
     BATCHED = passed(
-        "batched", "no step depends on another: all {steps} run at once "
-        "({bytes_text}; about {before} -> {after} ns a step)")
+        "batched",
+        "no step depends on another: all {steps} run at once "
+        "({bytes_text}; about {before} -> {after} ns a step)",
+    )
     BLOCKED = passed(
-        "blocked", "no step depends on another: batched in blocks of {block} "
-        "({bytes_text} at once; about {before} -> {after} ns a step)")
+        "blocked",
+        "no step depends on another: batched in blocks of {block} "
+        "({bytes_text} at once; about {before} -> {after} ns a step)",
+    )
     DISTRIBUTED = passed(
-        "distributed", "{moved} of {total} operations leave the loop, {scans} residual "
+        "distributed",
+        "{moved} of {total} operations leave the loop, {scans} residual "
         "scan(s) keep {carries} ({bytes_text} stacked; about {before} -> {after} ns a "
-        "step)")
+        "step)",
+    )
     SECTIONED = passed(
-        "sectioned", "{moved} of {total} operations leave the loop in sections of "
+        "sectioned",
+        "{moved} of {total} operations leave the loop in sections of "
         "{block} steps, {scans} residual scan(s) keep {carries} ({bytes_text} at once; "
-        "about {before} -> {after} ns a step)")
+        "about {before} -> {after} ns a step)",
+    )
     SHORT = missed("trip-count", "runs {steps} time(s): there is nothing to batch")
     SYMBOLIC = missed(
-        "symbolic-trip-count", "runs {steps} times, a symbolic dimension: block sizes and "
-        "costs are not known", "export with concrete shapes")
+        "symbolic-trip-count",
+        "runs {steps} times, a symbolic dimension: block sizes and costs are not known",
+        "export with concrete shapes",
+    )
     OPAQUE = missed(
-        "opaque-recurrence", "each step needs the one before: {carries} at {where} "
+        "opaque-recurrence",
+        "each step needs the one before: {carries} at {where} "
         "depends on its own previous value through {through}, and nothing else in the "
         "body is worth moving out",
         "if the recurrence is linear or only accumulates, write it as a sum, cumsum "
-        "or associative_scan")
-    IN_ORDER = missed("in-order", "{reason}, at {where}; the rest is not worth moving",
-                      "move that operation out of the loop")
+        "or associative_scan",
+    )
+    IN_ORDER = missed(
+        "in-order",
+        "{reason}, at {where}; the rest is not worth moving",
+        "move that operation out of the loop",
+    )
     UNPROFITABLE = missed(
-        "unprofitable", "legal, but not faster here: about {before} ns a step as a "
-        "loop, {after} ns batched")
+        "unprofitable",
+        "legal, but not faster here: about {before} ns a step as a "
+        "loop, {after} ns batched",
+    )
     MEMORY = missed(
-        "memory-budget", "one step holds {bytes_text}, over the budget of {budget}",
-        "raise memory_budget")
+        "memory-budget",
+        "one step holds {bytes_text}, over the budget of {budget}",
+        "raise memory_budget",
+    )
 
     def match(self, loop: Loop, ctx: Context) -> Distribution | Remark:
         """Partition the loop, schedule it, and compare the estimates."""
@@ -130,25 +143,44 @@ class LoopDistribution(LoopPass):
         if before < after * self.min_gain or not _moves_work(part, invariant):
             return self._reason(dep, before, after)
         size, kept = (Footprint(), 0) if tiny else _footprint(part, invariant)
-        schedule = choose(loop.length, size, kept, model.machine.cache,
-                          ctx.options.memory_budget, least=1 if part.is_map else 16)
+        schedule = choose(
+            loop.length,
+            size,
+            kept,
+            model.machine.cache,
+            ctx.options.memory_budget,
+            least=1 if part.is_map else 16,
+        )
         if schedule is None:
-            return self.MEMORY.at(where, bytes=size.held, bytes_text=_text(size.held),
-                                  budget=_text(ctx.options.memory_budget))
-        return replace(self._plan(part, schedule, invariant, before, after),
-                       in_planes=tiny)
+            return self.MEMORY.at(
+                where,
+                bytes=size.held,
+                bytes_text=_text(size.held),
+                budget=_text(ctx.options.memory_budget),
+            )
+        return replace(
+            self._plan(part, schedule, invariant, before, after), in_planes=tiny
+        )
 
     def rewrite(self, plan: Distribution) -> Emission:
         """Return what emits the partition."""
         part, schedule = plan.part, plan.schedule
-        assert part is not None and schedule is not None
+        assert part is not None
+        assert schedule is not None
         return lambda args: emit_partition(
-            part, schedule, plan.invariant, plan.in_planes, args)
+            part, schedule, plan.invariant, plan.in_planes, args
+        )
 
     # -------------------------------------------------------- words
 
-    def _plan(self, part: Partition, schedule: Schedule, invariant: frozenset[int],
-              before: float, after: float) -> Distribution:
+    def _plan(
+        self,
+        part: Partition,
+        schedule: Schedule,
+        invariant: frozenset[int],
+        before: float,
+        after: float,
+    ) -> Distribution:
         loop, dep = part.dependence.loop, part.dependence
         block = schedule.block
         code, outcome = {
@@ -160,10 +192,18 @@ class LoopDistribution(LoopPass):
         names = [loop.name(n.carry.var) for n in dep.recurrences if n.carry is not None]
         moved = sum(1 for v in part.in_batch if v not in part.in_scan)
         remark = code.at(
-            loop.location, steps=loop.length, block=block or loop.length,
-            bytes=schedule.peak_bytes, bytes_text=_text(schedule.peak_bytes),
-            before=round(before), after=round(after), moved=moved,
-            total=len(dep.nodes), scans=part.scans, carries=_listed(names))
+            loop.location,
+            steps=loop.length,
+            block=block or loop.length,
+            bytes=schedule.peak_bytes,
+            bytes_text=_text(schedule.peak_bytes),
+            before=round(before),
+            after=round(after),
+            moved=moved,
+            total=len(dep.nodes),
+            scans=part.scans,
+            carries=_listed(names),
+        )
         return Distribution(remark, outcome, part, schedule, invariant)
 
     def _reason(self, dep: Dependence, before: float, after: float) -> Remark:
@@ -171,22 +211,29 @@ class LoopDistribution(LoopPass):
         core = [n for n in dep.nodes if dep.is_core(n.id)]
         if not core:
             return self.UNPROFITABLE.at(
-                loop.location, before=round(before), after=round(after))
+                loop.location, before=round(before), after=round(after)
+            )
         carries = [n for n in core if n.carry is not None]
         if not carries:
-            node, reason = next((n, dep.forced[n.id]) for n in core
-                                if n.id in dep.forced)
-            return self.IN_ORDER.at(loop.location, reason=reason,
-                                    where=Location(*jc.location(node.eqn)))
+            node, reason = next(
+                (n, dep.forced[n.id]) for n in core if n.id in dep.forced
+            )
+            return self.IN_ORDER.at(
+                loop.location, reason=reason, where=Location(*jc.location(node.eqn))
+            )
         label = dep.component[carries[0].id]
-        through = [n.eqn for n in core if n.eqn is not None
-                   and dep.component[n.id] == label]
+        through = [
+            n.eqn for n in core if n.eqn is not None and dep.component[n.id] == label
+        ]
         line = Location(*jc.location(through[-1])) if through else loop.location
         return self.OPAQUE.at(
-            loop.location, where=line,
-            carries=_listed([loop.name(n.carry.var) for n in carries
-                             if n.carry is not None]),
-            through=_listed([e.primitive.name for e in through]) or "a swap")
+            loop.location,
+            where=line,
+            carries=_listed(
+                [loop.name(n.carry.var) for n in carries if n.carry is not None]
+            ),
+            through=_listed([e.primitive.name for e in through]) or "a swap",
+        )
 
 
 def _listed(names: list[str], most: int = 4) -> str:
@@ -216,8 +263,9 @@ def _forced(loop: Loop, model: Model, overhead: float) -> dict[int, str]:
 
 def _in_planes(loop: Loop) -> bool:
     """Whether the body works on tiny arrays, better as planes of components."""
-    sizes = [v.aval.size for e in loop.eqns for v in e.outvars
-             if hasattr(v.aval, "size")]
+    sizes = [
+        v.aval.size for e in loop.eqns for v in e.outvars if hasattr(v.aval, "size")
+    ]
     if not any(s > 1 for s in sizes) or loop.carries:
         return False
     return planes.operations(loop.eqns) is not None
@@ -235,8 +283,13 @@ def _invariant(dep: Dependence) -> frozenset[int]:
     return frozenset(fixed)
 
 
-def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
-            overhead: float, tiny: bool) -> Prices:
+def _prices(
+    dep: Dependence,
+    model: Model,
+    invariant: frozenset[int],
+    overhead: float,
+    tiny: bool,
+) -> Prices:
     loop, m = dep.loop, model.machine
     counters = {c.var for c in loop.counters}
     seeds = {c.var for c in loop.carries} | {v for v, _ in loop.xs} | counters
@@ -250,8 +303,9 @@ def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
                 batch_ns.append(cost if cost < m.small_step else 0.0)
             elif tiny:
                 count = planes.operations([node.eqn]) or 0
-                batch_ns.append(min(count * m.element_batched * model.weight(node.eqn),
-                                    cost))
+                batch_ns.append(
+                    min(count * m.element_batched * model.weight(node.eqn), cost)
+                )
             else:
                 batch_ns.append(model.batch(node.eqn, variant))
         elif node.reduction is not None:
@@ -264,10 +318,12 @@ def _prices(dep: Dependence, model: Model, invariant: frozenset[int],
     fixed = {x for v in invariant for x in dep.nodes[v].defines}
     per_byte = m.byte_stored
     return Prices(
-        tuple(loop_ns), tuple(batch_ns),
+        tuple(loop_ns),
+        tuple(batch_ns),
         store=lambda x: 0.0 if x in fixed else nbytes(x) * per_byte,
         read=lambda x: 0.0 if x in counters else nbytes(x) * per_byte * 0.5,
-        scan=overhead)
+        scan=overhead,
+    )
 
 
 def _moves_work(part: Partition, invariant: frozenset[int]) -> bool:
@@ -296,8 +352,11 @@ def _footprint(part: Partition, invariant: frozenset[int]) -> tuple[Footprint, i
     for v in part.in_batch:
         eqn, reduction = dep.nodes[v].eqn, dep.nodes[v].reduction
         if reduction is not None and elements(reduction.carry.var) > 1:
-            plain = [t for t in reduction.terms
-                     if isinstance(t.atom, jc.Literal) or t.atom not in contracted]
+            plain = [
+                t
+                for t in reduction.terms
+                if isinstance(t.atom, jc.Literal) or t.atom not in contracted
+            ]
             terms = nbytes(reduction.carry.var) * len(plain)
             total += Footprint(terms, terms)
         if eqn is None or v in invariant or id(eqn) in gone:
@@ -305,10 +364,18 @@ def _footprint(part: Partition, invariant: frozenset[int]) -> tuple[Footprint, i
         total += footprint(eqn, part.stored | ys)
         if is_materialised(eqn):
             continue
-        shared = sum(nbytes(x) for x in eqn.outvars
-                     if readers[x] > 1 and nbytes(x) > largest_out
-                     and x not in part.stored)
+        shared = sum(
+            nbytes(x)
+            for x in eqn.outvars
+            if readers[x] > 1 and nbytes(x) > largest_out and x not in part.stored
+        )
         total += Footprint(shared, shared)
-    streamed = {x for n in dep.nodes if n.eqn is not None and n.id in part.in_batch
-                and n.eqn.primitive.name in ("scan", "while") for x in n.defines}
+    streamed = {
+        x
+        for n in dep.nodes
+        if n.eqn is not None
+        and n.id in part.in_batch
+        and n.eqn.primitive.name in ("scan", "while")
+        for x in n.defines
+    }
     return total, sum(nbytes(a) for a in ys - streamed)

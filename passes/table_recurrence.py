@@ -1,8 +1,8 @@
 """Table recurrences become a window: `buf[i] = f(buf[i-1], ..., buf[i-w])`.
 
 What it does: a carried table of which each step writes one row and reads only rows
-written a fixed number of steps before is replaced by a carry of those w rows; the table
-is a stacked output.
+written a fixed number of steps before is replaced by a carry of those w rows; the
+table is a stacked output.
 
 Why it pays: what does not read the window may be batched, and the loop carries w rows
 where it carried the table.
@@ -23,7 +23,7 @@ Before and after (run as a test):
 >>> print(report.after.outline().splitlines()[1])
 scan 98, 2 carried:
 
-References: dynamic programming tables; scalar replacement (Callahan, Carr, Kennedy 1990).
+References: scalar replacement (Callahan, Carr and Kennedy, PLDI 1990).
 """
 
 from __future__ import annotations
@@ -35,11 +35,26 @@ import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.buffers import Access, Indices, distinct, put_rows, read_access, write_access
-from rewriter.graph import Carry, Loop, Source, fresh_key, reads, replace_final, substitute
+from rewriter.buffers import (
+    Access,
+    Indices,
+    distinct,
+    read_access,
+    write_access,
+)
+from rewriter.graph import (
+    Carry,
+    Loop,
+    Source,
+    fresh_key,
+    reads,
+    replace_final,
+    substitute,
+)
 from rewriter.indices import TABLE_LIMIT
-from rewriter.pass_manager import Context, LoopPass, Plan
+from rewriter.pass_base import Context, LoopPass, Plan
 from rewriter.remarks import Location, Remark, missed, passed
+from rewriter.rows import put_rows
 
 
 @dataclass(frozen=True)
@@ -63,19 +78,28 @@ class TableRecurrence(LoopPass):
     numerics: ClassVar = "strict"
     max_window: int = 8
 
-    FOUND = passed("window", "{carry} is a table whose rows depend on the {window} "
-                   "row(s) before: a window of rows is carried")
+    FOUND = passed(
+        "window",
+        "{carry} is a table whose rows depend on the {window} "
+        "row(s) before: a window of rows is carried",
+    )
     NONE = missed("none", "no carried table reads its own earlier rows")
-    FAR = missed("not-a-window", "{carry} is read at {where} at rows that are not a fixed "
-                 "small distance behind the written row")
+    FAR = missed(
+        "not-a-window",
+        "{carry} is read at {where} at rows that are not a fixed "
+        "small distance behind the written row",
+    )
 
     def match(self, loop: Loop, ctx: Context) -> Window | Remark:
         """Find a table whose reads trail its writes by a fixed distance."""
         indices = Indices(loop)
         reason: Remark | None = None
         for carry in loop.carries:
-            maker = None if isinstance(carry.out, jc.Literal) else (
-                loop.made_by().get(carry.out))
+            maker = (
+                None
+                if isinstance(carry.out, jc.Literal)
+                else (loop.made_by().get(carry.out))
+            )
             if maker is None or loop.length > TABLE_LIMIT:
                 continue
             eqn = loop.eqns[maker]
@@ -93,10 +117,18 @@ class TableRecurrence(LoopPass):
             reason = plan
         return reason or self.NONE.at(loop.location)
 
-    def _window(self, loop: Loop, carry: Carry, write: Any, access: Access, update: Any,
-                indices: Indices) -> Window | Remark:
+    def _window(
+        self,
+        loop: Loop,
+        carry: Carry,
+        write: Any,
+        access: Access,
+        update: Any,
+        indices: Indices,
+    ) -> Window | Remark:
         far = lambda e: self.FAR.at(  # noqa: E731
-            loop.location, carry=loop.name(carry.var), where=Location(*jc.location(e)))
+            loop.location, carry=loop.name(carry.var), where=Location(*jc.location(e))
+        )
         found: list[tuple[Any, int]] = []
         first: dict[int, int] = {}
         for eqn in loop.eqns:
@@ -107,68 +139,126 @@ class TableRecurrence(LoopPass):
                 continue
             if not touches:
                 continue
-            read = (read_access(eqn, indices)
-                    if eqn.invars[0] is carry.var and len(touches) == 1 else None)
-            if read is None or read.axis != access.axis or read.window != 1 or read.fixed:
+            read = (
+                read_access(eqn, indices)
+                if eqn.invars[0] is carry.var and len(touches) == 1
+                else None
+            )
+            if (
+                read is None
+                or read.axis != access.axis
+                or read.window != 1
+                or read.fixed
+            ):
                 return far(eqn)
-            distance = _distance(read.table(loop.length), access.table(loop.length),
-                                 loop.reverse, self.max_window, first)
+            distance = _distance(
+                read.table(loop.length),
+                access.table(loop.length),
+                loop.reverse,
+                self.max_window,
+                first,
+            )
             if distance is None:
                 return far(eqn)
             found.append((eqn, distance))
         outside = any(a is carry.var or a is carry.out for _, a in loop.ys) or any(
             c.out is carry.var or (c is not carry and c.out is carry.out)
-            for c in loop.carries)
+            for c in loop.carries
+        )
         if not found or outside:
             return far(write)
         width = max(d for _, d in found)
         rows = tuple(first.get(m, 0) for m in range(1, width + 1))
-        return Window(self.FOUND.at(loop.location, carry=loop.name(carry.var),
-                                    window=width), "",
-                      loop, carry, write, access, update, tuple(found), rows)
+        return Window(
+            self.FOUND.at(loop.location, carry=loop.name(carry.var), window=width),
+            "",
+            loop,
+            carry,
+            write,
+            access,
+            update,
+            tuple(found),
+            rows,
+        )
 
     def rewrite(self, plan: Window) -> Loop:
         """Carry the window and stack the rows."""
         loop, carry, access = plan.loop, plan.carry, plan.access
-        assert loop is not None and carry is not None and access is not None
+        assert loop is not None
+        assert carry is not None
+        assert access is not None
         length, init, key = loop.length, carry.init, fresh_key(loop)
         by_distance = {d: e.outvars[0] for e, d in reversed(plan.reads)}
         like = plan.reads[0][0].outvars[0].aval
-        eqns = [e for e in loop.eqns
-                if e is not plan.write and all(e is not r for r, _ in plan.reads)]
+        eqns = [
+            e
+            for e in loop.eqns
+            if e is not plan.write and all(e is not r for r, _ in plan.reads)
+        ]
         latest: Any = plan.update
         if plan.update.aval.shape != like.shape:
             added, (latest,) = jc.traced_equations(
-                lambda u: lax.reshape(u, like.shape), [plan.update], plan.write)
+                lambda u: lax.reshape(u, like.shape), [plan.update], plan.write
+            )
             eqns += added
         carries = [c for c in loop.carries if c is not carry]
         for m, row in enumerate(plan.first_rows, 1):
             var = by_distance.get(m) or jc.fresh_var(like)
-            carries.append(Carry(var, Source(
-                lambda args, row=row: lax.dynamic_slice_in_dim(
-                    init.get(args), row, 1, access.axis).reshape(like.shape)), latest))
+            carries.append(
+                Carry(
+                    var,
+                    Source(
+                        lambda args, row=row: lax.dynamic_slice_in_dim(
+                            init.get(args), row, 1, access.axis
+                        ).reshape(like.shape)
+                    ),
+                    latest,
+                )
+            )
             latest = var
-        mapping = {e.outvars[0]: by_distance[d] for e, d in plan.reads
-                   if by_distance[d] is not e.outvars[0]}
+        mapping = {
+            e.outvars[0]: by_distance[d]
+            for e, d in plan.reads
+            if by_distance[d] is not e.outvars[0]
+        }
         row = plan.update
         if not access.squeezed:
             added, (row,) = jc.traced_equations(
-                lambda u: lax.squeeze(u, (access.axis,)), [row], plan.write)
+                lambda u: lax.squeeze(u, (access.axis,)), [row], plan.write
+            )
             eqns += added
         rows = access.without_axis()
         results = replace_final(
-            loop, carry.var, lambda out: put_rows(
-                init.get(out.args), out.stacks[key], rows, "set", length,
-                out.args), key)
-        names = {**loop.names, **{c.var: loop.name(carry.var) for c in carries
-                                  if c not in loop.carries}}
-        return substitute(loop.replace(
-            eqns=tuple(eqns), carries=tuple(carries), ys=(*loop.ys, (key, row)),
-            results=results, names=names), mapping)
+            loop,
+            carry.var,
+            lambda out: put_rows(
+                init.get(out.args), out.stacks[key], rows, "set", length, out.args
+            ),
+            key,
+        )
+        names = {
+            **loop.names,
+            **{c.var: loop.name(carry.var) for c in carries if c not in loop.carries},
+        }
+        return substitute(
+            loop.replace(
+                eqns=tuple(eqns),
+                carries=tuple(carries),
+                ys=(*loop.ys, (key, row)),
+                results=results,
+                names=names,
+            ),
+            mapping,
+        )
 
 
-def _distance(read: np.ndarray, written: np.ndarray, reverse: bool, most: int,
-              first: dict[int, int]) -> int | None:
+def _distance(
+    read: np.ndarray,
+    written: np.ndarray,
+    reverse: bool,
+    most: int,
+    first: dict[int, int],
+) -> int | None:
     """Return how many steps ago the read row was written, at every step.
 
     In the first steps rows of the initial table are read: `first[m]` is the row that
@@ -184,7 +274,8 @@ def _distance(read: np.ndarray, written: np.ndarray, reverse: bool, most: int,
                 if written[t - distance] != row:
                     break
             elif when.get(int(row), t) < t or (
-                    initial.setdefault(distance - t, int(row)) != int(row)):
+                initial.setdefault(distance - t, int(row)) != int(row)
+            ):
                 break
         else:
             first.update(initial)

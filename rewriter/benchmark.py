@@ -50,27 +50,48 @@ class Timing:
         error = lambda e: "-" if e is None else f"{e:.1e}"  # noqa: E731
         rows = [
             ("", "original", "rewritten"),
-            ("time (median)", f"{self.original_ms:.3f} ms",
-             f"{self.rewritten_ms:.3f} ms"),
-            ("error against float64", error(self.error_original),
-             error(self.error_rewritten)),
-            ("compile", f"{self.compile_original_s:.2f} s",
-             f"{self.compile_rewritten_s:.2f} s"),
-            ("XLA temporary memory", format_bytes(self.temp_bytes_original),
-             format_bytes(self.temp_bytes_rewritten)),
-            ("peak resident above start", format_bytes(self.peak_rss_original),
-             format_bytes(self.peak_rss_rewritten)),
+            (
+                "time (median)",
+                f"{self.original_ms:.3f} ms",
+                f"{self.rewritten_ms:.3f} ms",
+            ),
+            (
+                "error against float64",
+                error(self.error_original),
+                error(self.error_rewritten),
+            ),
+            (
+                "compile",
+                f"{self.compile_original_s:.2f} s",
+                f"{self.compile_rewritten_s:.2f} s",
+            ),
+            (
+                "XLA temporary memory",
+                format_bytes(self.temp_bytes_original),
+                format_bytes(self.temp_bytes_rewritten),
+            ),
+            (
+                "peak resident above start",
+                format_bytes(self.peak_rss_original),
+                format_bytes(self.peak_rss_rewritten),
+            ),
         ]
-        lines = [f"{self.name}: {self.speedup:.2f} times faster "
-                 f"(95 %: {low:.2f} to {high:.2f}, {self.rounds} rounds), "
-                 f"largest difference {self.max_difference:.1e}"]
+        lines = [
+            f"{self.name}: {self.speedup:.2f} times faster "
+            f"(95 %: {low:.2f} to {high:.2f}, {self.rounds} rounds), "
+            f"largest difference {self.max_difference:.1e}"
+        ]
         lines += [f"  {a:<26}{b:>14}{c:>14}" for a, b, c in rows]
         return "\n".join(lines)
 
 
 def benchmark(
-    f: Callable[..., Any], rewritten: Any, jit_options: Mapping[str, Any],
-    args: Sequence[Any], kwargs: Mapping[str, Any], rounds: int,
+    f: Callable[..., Any],
+    rewritten: Any,
+    jit_options: Mapping[str, Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    rounds: int,
 ) -> Timing:
     """Time `jax.jit(f)` against the rewritten function on these arguments.
 
@@ -98,9 +119,19 @@ def benchmark(
     errors = [None if oracle is None else difference(o, oracle) for o in outs]
     a, b = (statistics.median(t) for t in times)
     return Timing(
-        getattr(f, "__name__", "f"), a, b, a / b, _interval(*times), rounds,
-        difference(outs[1], outs[0]), errors[0], errors[1], *compile_s,
-        *(_temp(p) for p in programs), *peaks)  # type: ignore[call-arg]
+        getattr(f, "__name__", "f"),
+        a,
+        b,
+        a / b,
+        _interval(*times),
+        rounds,
+        difference(outs[1], outs[0]),
+        errors[0],
+        errors[1],
+        *compile_s,
+        *(_temp(p) for p in programs),
+        *peaks,
+    )  # type: ignore[call-arg]
 
 
 def _interleaved(
@@ -124,8 +155,10 @@ def _interval(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     ratios = []
     for _ in range(400):
         pick = [rng.randrange(n) for _ in range(n)]
-        ratios.append(statistics.median(a[i] for i in pick)
-                      / statistics.median(b[i] for i in pick))
+        ratios.append(
+            statistics.median(a[i] for i in pick)
+            / statistics.median(b[i] for i in pick)
+        )
     ratios.sort()
     return ratios[int(0.025 * len(ratios))], ratios[int(0.975 * len(ratios))]
 
@@ -144,6 +177,7 @@ def difference(a: Any, b: Any) -> float:
 
 def _float64(f: Any, options: Mapping[str, Any], args: Any, kwargs: Any) -> Any:
     """Run the original in float64; None where it can not run there."""
+
     def wide(x: Any) -> Any:
         dtype = getattr(x, "dtype", None)
         if dtype is None or not jnp.issubdtype(dtype, jnp.floating):
@@ -152,8 +186,9 @@ def _float64(f: Any, options: Mapping[str, Any], args: Any, kwargs: Any) -> Any:
 
     try:
         with jax.enable_x64(True):
-            out = jax.jit(f, **options)(*jax.tree.map(wide, args),
-                                        **jax.tree.map(wide, kwargs))
+            out = jax.jit(f, **options)(
+                *jax.tree.map(wide, args), **jax.tree.map(wide, kwargs)
+            )
             return jax.block_until_ready(out)
     except Exception:
         return None

@@ -10,9 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.graph import Loop, Source, reads
@@ -31,8 +29,8 @@ class Access:
     position: Known
     window: int
     squeezed: bool
-    drops: bool = False         # out-of-range writes are dropped, not clamped
-    fixed: tuple[tuple[int, Any], ...] = ()     # other axes: one row at this Source
+    drops: bool = False  # out-of-range writes are dropped, not clamped
+    fixed: tuple[tuple[int, Any], ...] = ()  # other axes: one row at this Source
 
     def table(self, length: int) -> np.ndarray:
         """Return all positions, one per storage index."""
@@ -54,7 +52,6 @@ class Access:
         assert isinstance(self.position, Affine)
         return int(self.position.base)
 
-
     def without_axis(self) -> Access:
         """The same access to values that lack the axis."""
         return replace(self, squeezed=True)
@@ -65,8 +62,10 @@ def same_position(a: Access, b: Access, length: int) -> bool:
     if (a.axis, a.window) != (b.axis, b.window) or a.fixed or b.fixed:
         return False
     if isinstance(a.position, Affine) and isinstance(b.position, Affine):
-        return bool((a.position.base == b.position.base).all()
-                    and (a.position.step == b.position.step).all())
+        return bool(
+            (a.position.base == b.position.base).all()
+            and (a.position.step == b.position.step).all()
+        )
     return length <= TABLE_LIMIT and np.array_equal(a.table(length), b.table(length))
 
 
@@ -132,8 +131,9 @@ class Indices:
         if atom.aval.shape == (1,):
             known = self.of(atom)
             if isinstance(known, Affine):
-                return [Affine(known.base.reshape(()), known.step.reshape(()),
-                               known.dtype)]
+                return [
+                    Affine(known.base.reshape(()), known.step.reshape(()), known.dtype)
+                ]
             if known is not None:
                 return [Table(known.rows.reshape(-1))]
         eqn = None if isinstance(atom, jc.Literal) else self._made.get(atom)
@@ -145,12 +145,16 @@ class Indices:
                 return None
             return [a for f in found if f is not None for a in f]
         if eqn.primitive.name in ("broadcast_in_dim", "reshape") and (
-                atom.aval.shape == (1,) and not eqn.invars[0].aval.shape):
+            atom.aval.shape == (1,) and not eqn.invars[0].aval.shape
+        ):
             return [eqn.invars[0]]
         return None
 
     def place(
-        self, starts: Sequence[Any], sizes: Sequence[int], shape: Sequence[int],
+        self,
+        starts: Sequence[Any],
+        sizes: Sequence[int],
+        shape: Sequence[int],
     ) -> tuple[int, Known, tuple[tuple[int, Any], ...]] | None:
         """Return the axis that changes, its positions, and the other axes' starts.
 
@@ -161,16 +165,23 @@ class Indices:
         moving: list[tuple[int, Known]] = []
         fixed: list[tuple[int, Any]] = []
         for k in axes:
-            known = starts[k] if isinstance(starts[k], (Affine, Table)) else (
-                self.of(starts[k]))
+            known = (
+                starts[k]
+                if isinstance(starts[k], (Affine, Table))
+                else (self.of(starts[k]))
+            )
             if known is not None and not _is_scalar(known):
                 return None
             if known is not None and not (
-                    isinstance(known, Affine) and known.is_constant):
+                isinstance(known, Affine) and known.is_constant
+            ):
                 moving.append((k, known))
                 continue
-            source = (Source(lambda _, v=int(known.base): v, known)
-                      if isinstance(known, Affine) else self.fixed(starts[k]))
+            source = (
+                Source(lambda _, v=int(known.base): v, known)
+                if isinstance(known, Affine)
+                else self.fixed(starts[k])
+            )
             if source is None:
                 return None
             fixed.append((k, source))
@@ -194,7 +205,7 @@ def read_access(eqn: Any, indices: Indices) -> Access | None:
         return None
     if eqn.primitive.name == "dynamic_slice":
         sizes = eqn.params["slice_sizes"]
-        found = indices.place(eqn.invars[1:1 + len(shape)], sizes, shape)
+        found = indices.place(eqn.invars[1 : 1 + len(shape)], sizes, shape)
         if found is None:
             return None
         axis, position, fixed = found
@@ -216,7 +227,9 @@ def _gather_access(eqn: Any, indices: Indices) -> Access | None:
     parts = indices.parts(eqn.invars[1])
     if parts is None or tuple(numbers.collapsed_slice_dims) not in ((axis,), ()):
         return None
-    position = parts[0] if isinstance(parts[0], (Affine, Table)) else indices.of(parts[0])
+    position = (
+        parts[0] if isinstance(parts[0], (Affine, Table)) else indices.of(parts[0])
+    )
     if position is None or not _is_scalar(position):
         return None
     if any(sizes[k] != shape[k] for k in range(len(shape)) if k != axis):
@@ -227,66 +240,87 @@ def _gather_access(eqn: Any, indices: Indices) -> Access | None:
     inside = clamped(position, shape[axis] - window, length)
     if inside is None:
         return None
-    if "FILL" in str(p["mode"]) and inside is not position and not np.array_equal(
-            rows(inside, length).reshape(-1), rows(position, length).reshape(-1)):
+    if (
+        "FILL" in str(p["mode"])
+        and inside is not position
+        and not np.array_equal(
+            rows(inside, length).reshape(-1), rows(position, length).reshape(-1)
+        )
+    ):
         return None
     return Access(axis, inside, window, squeezed)
 
 
-_COMBINE = {"scatter": "set", "scatter-add": "add", "scatter_add": "add",
-            "scatter-mul": "mul", "scatter_mul": "mul", "scatter-min": "min",
-            "scatter_min": "min", "scatter-max": "max", "scatter_max": "max"}
+_COMBINE = {
+    "scatter": "set",
+    "scatter-add": "add",
+    "scatter_add": "add",
+    "scatter-mul": "mul",
+    "scatter_mul": "mul",
+    "scatter-min": "min",
+    "scatter_min": "min",
+    "scatter-max": "max",
+    "scatter_max": "max",
+}
 
 
 def write_access(eqn: Any, indices: Indices) -> tuple[Access, str, Any] | None:
     """Return how an equation writes rows: access, combination, update atom."""
-    shape, length = eqn.invars[0].aval.shape, indices.length
-    if not shape:
+    if not eqn.invars or not getattr(eqn.invars[0].aval, "shape", ()):
         return None
     if eqn.primitive.name == "dynamic_update_slice":
-        update = eqn.invars[1]
-        sizes = update.aval.shape
-        found = indices.place(eqn.invars[2:2 + len(shape)], sizes, shape)
-        if found is None or any(sizes[k] != 1 for k, _ in found[2]):
-            return None
-        axis, position, fixed = found
-        inside = clamped(position, shape[axis] - sizes[axis], length)
-        if inside is None:
-            return None
-        return Access(axis, inside, sizes[axis], False, fixed=fixed), "set", update
+        access = _update_slice_access(eqn, indices)
+        return None if access is None else (access, "set", eqn.invars[1])
     how = _COMBINE.get(eqn.primitive.name)
-    if how is None:
+    access = None if how is None else _scatter_access(eqn, indices, how)
+    return None if access is None or how is None else (access, how, eqn.invars[2])
+
+
+def _update_slice_access(eqn: Any, indices: Indices) -> Access | None:
+    shape, sizes = eqn.invars[0].aval.shape, eqn.invars[1].aval.shape
+    found = indices.place(eqn.invars[2 : 2 + len(shape)], sizes, shape)
+    if found is None or any(sizes[k] != 1 for k, _ in found[2]):
         return None
+    axis, position, fixed = found
+    inside = clamped(position, shape[axis] - sizes[axis], indices.length)
+    if inside is None:
+        return None
+    return Access(axis, inside, sizes[axis], False, fixed=fixed)
+
+
+def _scatter_access(eqn: Any, indices: Indices, how: str) -> Access | None:
+    shape = eqn.invars[0].aval.shape
     numbers, update = eqn.params["dimension_numbers"], eqn.invars[2]
     axes = tuple(numbers.scatter_dims_to_operand_dims)
     parts = indices.parts(eqn.invars[1])
     if parts is None or numbers.operand_batching_dims or len(parts) != len(axes):
         return None
-    if tuple(numbers.inserted_window_dims) != tuple(sorted(axes)):
-        return None
     whole = tuple(s for k, s in enumerate(shape) if k not in axes)
-    if update.aval.shape != whole or (
-            tuple(numbers.update_window_dims) != tuple(range(len(whole)))):
+    if (
+        tuple(numbers.inserted_window_dims) != tuple(sorted(axes))
+        or update.aval.shape != whole
+        or tuple(numbers.update_window_dims) != tuple(range(len(whole)))
+    ):
         return None
     starts: list[Any] = [None] * len(shape)
     for k, part in zip(axes, parts, strict=True):
         starts[k] = part
-    sizes = [1 if k in axes else s for k, s in enumerate(shape)]
-    found = indices.place(starts, sizes, shape)
-    if found is None or (len(axes) > 1 and {k for k, _ in found[2]} | {found[0]}
-                         != set(axes)):
+    found = indices.place(
+        starts, [1 if k in axes else s for k, s in enumerate(shape)], shape
+    )
+    if found is None:
         return None
     axis, position, fixed = found
-    access = _by_mode(eqn, axis, position, shape, length)
-    if access is None:
+    if {axis, *(k for k, _ in fixed)} != set(axes):
         return None
-    if fixed:
-        mode = str(eqn.params["mode"])
-        if access.drops or "CLIP" in mode or how != "set":
-            return None
-        access = replace(access, fixed=tuple(
-            (k, _in_range(s, shape[k], mode)) for k, s in fixed))
-    return access, how, update
+    access = _by_mode(eqn, axis, position, shape, indices.length)
+    if access is None or not fixed:
+        return access
+    mode = str(eqn.params["mode"])
+    if access.drops or "CLIP" in mode or how != "set":
+        return None
+    guarded = tuple((k, Guarded(s, shape[k], "PROMISE" not in mode)) for k, s in fixed)
+    return replace(access, fixed=guarded)
 
 
 @dataclass(frozen=True)
@@ -298,12 +332,9 @@ class Guarded:
     drops: bool
 
 
-def _in_range(source: Source, size: int, mode: str) -> Guarded:
-    return Guarded(source, size, "PROMISE" not in mode)
-
-
-def _by_mode(eqn: Any, axis: int, position: Known, shape: Sequence[int], length: int
-             ) -> Access | None:
+def _by_mode(
+    eqn: Any, axis: int, position: Known, shape: Sequence[int], length: int
+) -> Access | None:
     mode = str(eqn.params["mode"])
     inside = clamped(position, shape[axis] - 1, length)
     if inside is position:
@@ -328,112 +359,3 @@ def distinct(access: Access, length: int) -> bool:
         return False
     table = access.table(length)
     return len(np.unique(table)) == length
-
-
-# ------------------------------------------------------------ taking and putting rows
-
-
-def take_rows(operand: Any, access: Access, length: int, args: Sequence[Any]) -> Any:
-    """Return the rows read at every step, stacked: `(length, *value shape)`."""
-    axis, window = access.axis, access.window
-    for k, source in access.fixed:
-        index = jnp.clip(jnp.asarray(source.get(args)), 0, operand.shape[k] - 1)
-        operand = lax.dynamic_slice_in_dim(operand, index, 1, k)
-    if isinstance(access.position, Affine):
-        picked = _affine_rows(operand, access, length)
-    else:
-        table = access.table(length)
-        index = table if window == 1 else (table[:, None] + np.arange(window)).reshape(-1)
-        picked = jnp.take(operand, jnp.asarray(index.astype(np.int32)), axis=axis,
-                          mode="clip")
-    shape = picked.shape
-    split = picked.reshape(*shape[:axis], length, window, *shape[axis + 1:])
-    stacked = jnp.moveaxis(split, axis, 0)
-    return jnp.squeeze(stacked, axis + 1) if access.squeezed else stacked
-
-
-def _affine_rows(operand: Any, access: Access, length: int) -> Any:
-    axis, window, step, base = access.axis, access.window, access.step, access.base
-    if step == 0:
-        row = lax.slice_in_dim(operand, base, base + window, axis=axis)
-        tiled = jnp.broadcast_to(jnp.expand_dims(row, axis),
-                                 (*row.shape[:axis], length, *row.shape[axis:]))
-        return tiled.reshape(*row.shape[:axis], length * window, *row.shape[axis + 1:])
-    low = min(base, base + step * (length - 1))
-    if window == 1:
-        picked = lax.slice_in_dim(operand, low, low + abs(step) * (length - 1) + 1,
-                                  abs(step), axis)
-        return picked if step > 0 else lax.rev(picked, (axis,))
-    assert abs(step) == window
-    picked = lax.slice_in_dim(operand, low, low + length * window, axis=axis)
-    if step > 0:
-        return picked
-    shape = picked.shape
-    blocks = picked.reshape(*shape[:axis], length, window, *shape[axis + 1:])
-    return lax.rev(blocks, (axis,)).reshape(shape)
-
-
-def put_rows(buffer: Any, stacked: Any, access: Access, how: str, length: int,
-             args: Sequence[Any]) -> Any:
-    """Return the buffer with all steps' rows written at once."""
-    if access.fixed:
-        return _put_line(buffer, stacked, access, length, args)
-    axis, window = access.axis, access.window
-    values = jnp.expand_dims(stacked, axis + 1) if access.squeezed else stacked
-    moved = jnp.moveaxis(values, 0, axis)
-    shape = moved.shape
-    flat = moved.reshape(*shape[:axis], length * window, *shape[axis + 2:])
-    if how == "set" and isinstance(access.position, Affine) and (
-            abs(access.step) == window or length == 1):
-        return _contiguous(buffer, flat, access, length)
-    if isinstance(access.position, Affine):
-        index: Any = access.base + access.step * jnp.arange(length, dtype=jnp.int32)
-        if window != 1:
-            index = (index[:, None] + jnp.arange(window, dtype=jnp.int32)).reshape(-1)
-    else:
-        index = jnp.asarray(access.table(length).astype(np.int32))
-        if access.drops:
-            size = buffer.shape[axis]
-            index = jnp.where((index >= 0) & (index < size), index, size)
-    at = buffer.at[(slice(None),) * axis + (index,)]
-    put = {"set": at.set, "add": at.add, "mul": at.multiply, "min": at.min,
-           "max": at.max}[how]
-    return put(flat, mode="drop" if access.drops else "promise_in_bounds",
-               unique_indices=not access.drops)
-
-
-def _put_line(buffer: Any, stacked: Any, access: Access, length: int,
-              args: Sequence[Any]) -> Any:
-    """Write rows along one axis while other axes stay at one place each."""
-    starts: list[Any] = [0] * buffer.ndim
-    sizes = list(buffer.shape)
-    inside: Any = True
-    for k, start in access.fixed:
-        source = start.source if isinstance(start, Guarded) else start
-        index = jnp.asarray(source.get(args), jnp.int32)
-        if isinstance(start, Guarded) and start.drops:
-            inside = inside & (index >= 0) & (index < start.size)
-        starts[k], sizes[k] = jnp.clip(index, 0, buffer.shape[k] - 1), 1
-    old = lax.dynamic_slice(buffer, starts, sizes)
-    missing = [k for k, _ in access.fixed] if access.squeezed else []
-    lead = 1 if access.squeezed else 0
-    for k in sorted(missing):
-        at = k + 1 - (lead if k > access.axis else 0)
-        stacked = jnp.expand_dims(stacked, at)
-    new = put_rows(old, stacked, replace(access, fixed=()), "set", length, args)
-    if inside is not True:
-        new = jnp.where(inside, new, old)
-    return lax.dynamic_update_slice(buffer, new, starts)
-
-
-def _contiguous(buffer: Any, flat: Any, access: Access, length: int) -> Any:
-    axis, window = access.axis, access.window
-    low = access.base
-    if length > 1 and access.step < 0:
-        low = access.base + access.step * (length - 1)
-        shape = flat.shape
-        blocks = flat.reshape(*shape[:axis], length, window, *shape[axis + 1:])
-        flat = lax.rev(blocks, (axis,)).reshape(shape)
-    if flat.shape == buffer.shape:
-        return flat
-    return lax.dynamic_update_slice_in_dim(buffer, flat, low, axis)

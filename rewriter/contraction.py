@@ -22,7 +22,7 @@ from rewriter.partition import Partition
 
 @dataclass(frozen=True)
 class Factor:
-    """A value multiplied into the term: its atom and the term axis of each of its own."""
+    """A value multiplied into the term, and the term's axis for each of its own."""
 
     atom: Any
     axes: tuple[int, ...]
@@ -35,7 +35,7 @@ class Product:
     left: tuple[Factor, ...]
     right: tuple[Factor, ...]
     shape: tuple[int, ...]
-    replaced: tuple[Any, ...] = ()          # equations that need not be evaluated
+    replaced: tuple[Any, ...] = ()  # equations that need not be evaluated
 
     @property
     def atoms(self) -> list[Any]:
@@ -46,9 +46,13 @@ class Product:
         """Return the sum over all rows."""
         left, axes_l = _group(self.left, stacked, consts)
         right, axes_r = _group(self.right, stacked, consts)
-        out = lax.dot_general(left, right, (((0,), (0,)), ((), ())),
-                              precision=lax.Precision.HIGHEST,
-                              preferred_element_type=left.dtype)
+        out = lax.dot_general(
+            left,
+            right,
+            (((0,), (0,)), ((), ())),
+            precision=lax.Precision.HIGHEST,
+            preferred_element_type=left.dtype,
+        )
         return _placed(out, (*axes_l, *axes_r), self.shape)
 
 
@@ -73,8 +77,12 @@ class Dot:
         dims = (((0, *_shift(lc)), (0, *_shift(rc))), (_shift(lb), _shift(rb)))
         with jc.at_inner_location(self.eqn):
             out = lax.dot_general(
-                left, right, dims, precision=p["precision"],
-                preferred_element_type=p["preferred_element_type"])
+                left,
+                right,
+                dims,
+                precision=p["precision"],
+                preferred_element_type=p["preferred_element_type"],
+            )
             return out if self.transpose is None else lax.transpose(out, self.transpose)
 
 
@@ -82,8 +90,9 @@ def _shift(dims: Sequence[int]) -> tuple[int, ...]:
     return tuple(d + 1 for d in dims)
 
 
-def _group(factors: Sequence[Factor], stacked: Mapping[Any, Any],
-           consts: Mapping[Any, Any]) -> tuple[Any, tuple[int, ...]]:
+def _group(
+    factors: Sequence[Factor], stacked: Mapping[Any, Any], consts: Mapping[Any, Any]
+) -> tuple[Any, tuple[int, ...]]:
     """Multiply factors into one array of rows; return it and its term axes."""
     axes = tuple(sorted({a for f in factors for a in f.axes}))
     product: Any = None
@@ -144,8 +153,11 @@ def _dot(part: Partition, invariant: frozenset[int], atom: Any) -> Dot | None:
     if _readers(part, eqn.outvars[0]) != 1 or eqn.outvars[0] in part.stored:
         return None
     constant = {v for v, _ in dep.loop.consts}
-    varying = [v for v in reads(eqn) if v not in constant
-               and not (v in dep.made and dep.made[v] in invariant)]
+    varying = [
+        v
+        for v in reads(eqn)
+        if v not in constant and not (v in dep.made and dep.made[v] in invariant)
+    ]
     if len(varying) != 2 or any(jc.is_sharded(v.aval) for v in varying):
         return None
     return Dot(eqn, order, (eqn, outer))
@@ -160,8 +172,11 @@ def _readers(part: Partition, var: Any) -> int:
 
 def _product(part: Partition, atom: Any) -> Product | None:
     aval = atom.aval
-    if not jnp.issubdtype(aval.dtype, jnp.floating) or aval.dtype.itemsize < 4 or (
-            not aval.shape or jc.is_sharded(aval)):
+    if (
+        not jnp.issubdtype(aval.dtype, jnp.floating)
+        or aval.dtype.itemsize < 4
+        or (not aval.shape or jc.is_sharded(aval))
+    ):
         return None
     factors: list[Factor] = []
     replaced: list[Any] = []
@@ -176,18 +191,26 @@ def _product(part: Partition, atom: Any) -> Product | None:
     return Product(*split, aval.shape, tuple(replaced))
 
 
-def _factors(part: Partition, atom: Any, axes: tuple[int, ...], out: list[Factor],
-             replaced: list[Any]) -> bool:
+def _factors(
+    part: Partition,
+    atom: Any,
+    axes: tuple[int, ...],
+    out: list[Factor],
+    replaced: list[Any],
+) -> bool:
     """Collect the factors of `atom`, whose own axes lie at `axes` of the term."""
     if isinstance(atom, jc.Literal) or len(out) > 6:
         return False
     eqn = _eqn(part, atom)
     name = "" if eqn is None else eqn.primitive.name
     alone = eqn is not None and _readers(part, atom) == 1 and atom not in part.stored
-    if name == "mul" and all(v.aval.shape in (atom.aval.shape, ()) or _keeps(v, atom)
-                             for v in eqn.invars):
-        if not all(_factors(part, v, axes if v.aval.shape else (), out, replaced)
-                   for v in eqn.invars):
+    if name == "mul" and all(
+        v.aval.shape in (atom.aval.shape, ()) or _keeps(v, atom) for v in eqn.invars
+    ):
+        if not all(
+            _factors(part, v, axes if v.aval.shape else (), out, replaced)
+            for v in eqn.invars
+        ):
             return False
         if alone:
             replaced.append(eqn)
@@ -211,7 +234,8 @@ def _factors(part: Partition, atom: Any, axes: tuple[int, ...], out: list[Factor
 def _keeps(v: Any, atom: Any) -> bool:
     """Whether a factor has the rank of the product, ones where it is broadcast."""
     return len(v.aval.shape) == len(atom.aval.shape) and all(
-        a in (1, b) for a, b in zip(v.aval.shape, atom.aval.shape, strict=True))
+        a in (1, b) for a, b in zip(v.aval.shape, atom.aval.shape, strict=True)
+    )
 
 
 def _source_axes(eqn: Any) -> tuple[int, ...] | None:
@@ -225,8 +249,9 @@ def _source_axes(eqn: Any) -> tuple[int, ...] | None:
     return tuple(kept) if tuple(target[k] for k in kept) == source else None
 
 
-def _sides(factors: Sequence[Factor]
-           ) -> tuple[tuple[Factor, ...], tuple[Factor, ...]] | None:
+def _sides(
+    factors: Sequence[Factor],
+) -> tuple[tuple[Factor, ...], tuple[Factor, ...]] | None:
     """Split factors into two groups without a common axis, scalars to the smaller."""
     scalars = [f for f in factors if not f.axes]
     groups: list[tuple[set[int], list[Factor]]] = []
@@ -234,8 +259,10 @@ def _sides(factors: Sequence[Factor]
         if not f.axes:
             continue
         touching = [g for g in groups if g[0] & set(f.axes)]
-        merged = (set(f.axes).union(*(g[0] for g in touching)),
-                  [f, *(x for g in touching for x in g[1])])
+        merged = (
+            set(f.axes).union(*(g[0] for g in touching)),
+            [f, *(x for g in touching for x in g[1])],
+        )
         groups = [g for g in groups if g not in touching] + [merged]
     if len(groups) == 2:
         groups.sort(key=lambda g: min(g[0]))

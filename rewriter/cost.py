@@ -1,99 +1,125 @@
-"""Cost and memory model: what a step costs in a loop and batched, in nanoseconds.
-
-Constants per backend stand in one table; those of the CPU were measured with
-`python -m benchmarks constants` on two cores of an AMD EPYC 9004, those of the GPU
-come from public figures (launch about 3 us, 2 TB/s, 30 TFLOP/s of float32).
-"""
+"""Cost model: what a step costs in a loop and batched, in nanoseconds."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from rewriter import jax_compat as jc
 from rewriter.graph import carry_fixpoint, reads, variant_values
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Constants of a backend. Times in ns, sizes in bytes."""
-
-    name: str
-    small_step: float           # one step of a loop that XLA compiles as one function
-    step: float                 # one step of any other loop
-    kernel: float               # one kernel inside such a step
-    vector_call: float          # one matrix-vector product inside a step
-    matrix_call: float          # one matrix-matrix product inside a step
-    row_call: float             # one row of a batched product
-    library_call: float         # one LAPACK call inside a step
-    draw_call: float            # one RNG draw inside a step
-    flop_vector: float          # per flop, matrix-vector inside a step
-    flop_matrix: float          # per flop, matrix-matrix inside a step
-    flop_batch: float           # per flop, rows against one shared matrix
-    flop_own: float             # per flop, every row with its own matrices
-    byte_loop: float            # per byte of a matrix too big for cache
-    byte_own: float             # per byte of a row's own matrix, batched
-    element: float              # per element of a cheap operation inside a step
-    element_batched: float
-    draw: float                 # per element of a draw, in units of `element`
-    byte_stored: float          # write and read back what crosses
-    cache: int                  # bytes a block of rows should stay within
-    small_elements: int         # largest value in a loop compiled as one function
-
-
-CPU = Machine(
-    name="cpu", small_step=4.0, step=60.0, kernel=110.0, vector_call=150.0,
-    matrix_call=450.0, row_call=12.0, library_call=900.0, draw_call=200.0,
-    flop_vector=0.025, flop_matrix=0.03, flop_batch=0.011, flop_own=0.024,
-    byte_loop=0.03, byte_own=0.07, element=0.25, element_batched=0.12, draw=60.0,
-    byte_stored=0.06, cache=2 << 20, small_elements=64,
-)
-GPU = Machine(
-    name="gpu", small_step=6000.0, step=6000.0, kernel=3000.0, vector_call=5000.0,
-    matrix_call=5000.0, row_call=0.1, library_call=30000.0, draw_call=5000.0,
-    flop_vector=0.001, flop_matrix=0.0002, flop_batch=0.00005, flop_own=0.0002,
-    byte_loop=0.0006, byte_own=0.0006, element=0.002, element_batched=0.002, draw=10.0,
-    byte_stored=0.001, cache=64 << 20, small_elements=64,
-)
-
-
-def machine(platform: str) -> Machine:
-    """Return the constants of a platform; every accelerator counts as a GPU."""
-    return CPU if platform == "cpu" else GPU
-
+from rewriter.machine import Machine
 
 # relative price of one element, in units of a cheap one
 _WEIGHT = {
-    "exp": 3, "exp2": 3, "log": 4, "log1p": 6, "expm1": 6, "tanh": 4, "logistic": 4,
-    "sin": 8, "cos": 8, "tan": 15, "pow": 12, "sqrt": 2, "rsqrt": 2, "cbrt": 12,
-    "div": 2, "rem": 8, "erf": 8, "erf_inv": 12, "erfc": 12, "lgamma": 40,
-    "digamma": 40, "atan2": 20, "sinh": 10, "cosh": 10, "asin": 15, "acos": 15,
-    "atan": 15, "asinh": 15, "acosh": 15, "atanh": 15, "igamma": 200,
-    "argmax": 4, "argmin": 4, "cumsum": 16, "cumlogsumexp": 40, "cumprod": 16,
-    "cummax": 16, "cummin": 16,
+    "exp": 3,
+    "exp2": 3,
+    "log": 4,
+    "log1p": 6,
+    "expm1": 6,
+    "tanh": 4,
+    "logistic": 4,
+    "sin": 8,
+    "cos": 8,
+    "tan": 15,
+    "pow": 12,
+    "sqrt": 2,
+    "rsqrt": 2,
+    "cbrt": 12,
+    "div": 2,
+    "rem": 8,
+    "erf": 8,
+    "erf_inv": 12,
+    "erfc": 12,
+    "lgamma": 40,
+    "digamma": 40,
+    "atan2": 20,
+    "sinh": 10,
+    "cosh": 10,
+    "asin": 15,
+    "acos": 15,
+    "atan": 15,
+    "asinh": 15,
+    "acosh": 15,
+    "atanh": 15,
+    "igamma": 200,
+    "argmax": 4,
+    "argmin": 4,
+    "cumsum": 16,
+    "cumlogsumexp": 40,
+    "cumprod": 16,
+    "cummax": 16,
+    "cummin": 16,
 }
-_FREE = frozenset({
-    "reshape", "squeeze", "expand_dims", "broadcast_in_dim", "stop_gradient", "copy",
-    "convert_element_type", "bitcast_convert_type", "random_wrap", "random_unwrap",
-    "iota", "slice", "pvary",
-})
-LIBRARY = frozenset({
-    "lu", "cholesky", "qr", "eigh", "svd", "eig", "triangular_solve", "sort", "top_k",
-    "fft", "householder_product", "schur", "conv_general_dilated", "geqrf",
-    "approx_top_k", "lu_pivots_to_permutation", "tridiagonal_solve", "custom_call",
-    "tridiagonal", "geqp3", "ormqr",
-})
-DRAWS = frozenset({"random_bits", "threefry2x32", "random_split", "random_fold_in",
-                   "random_seed", "rng_bit_generator", "random_gamma"})
-_IN_LINE = frozenset({"sort", "top_k", "approx_top_k"})   # XLA's own code, no call
-TINY_DOT = 128              # multiplications of a dot that XLA writes out
+_FREE = frozenset(
+    {
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "broadcast_in_dim",
+        "stop_gradient",
+        "copy",
+        "convert_element_type",
+        "bitcast_convert_type",
+        "random_wrap",
+        "random_unwrap",
+        "iota",
+        "slice",
+        "pvary",
+    }
+)
+LIBRARY = frozenset(
+    {
+        "lu",
+        "cholesky",
+        "qr",
+        "eigh",
+        "svd",
+        "eig",
+        "triangular_solve",
+        "sort",
+        "top_k",
+        "fft",
+        "householder_product",
+        "schur",
+        "conv_general_dilated",
+        "geqrf",
+        "approx_top_k",
+        "lu_pivots_to_permutation",
+        "tridiagonal_solve",
+        "custom_call",
+        "tridiagonal",
+        "geqp3",
+        "ormqr",
+    }
+)
+DRAWS = frozenset(
+    {
+        "random_bits",
+        "threefry2x32",
+        "random_split",
+        "random_fold_in",
+        "random_seed",
+        "rng_bit_generator",
+        "random_gamma",
+    }
+)
+_IN_LINE = frozenset({"sort", "top_k", "approx_top_k"})  # XLA's own code, no call
+TINY_DOT = 128  # multiplications of a dot that XLA writes out
 _CONTROL = frozenset({"scan", "while", "cond"})
-_NOT_CALLS = frozenset({"reduce", "scatter", "scatter-add", "scatter-mul", "scatter-min",
-                        "scatter-max", "scatter_add", "sort"})
+_NOT_CALLS = frozenset(
+    {
+        "reduce",
+        "scatter",
+        "scatter-add",
+        "scatter-mul",
+        "scatter-min",
+        "scatter-max",
+        "scatter_add",
+        "sort",
+    }
+)
 
 
 def nbytes(atom: Any) -> int:
@@ -196,24 +222,29 @@ class Model:
         m = self.machine
         batch, rows, cols, k = dot_shape(eqn)
         flops = 2.0 * batch * rows * cols * k
-        shared = any(not isinstance(v, jc.Literal) and v not in variant
-                     for v in eqn.invars)
+        shared = any(
+            not isinstance(v, jc.Literal) and v not in variant for v in eqn.invars
+        )
         if shared and batch == 1:
             return m.row_call + flops * m.flop_batch
         if min(rows, cols) >= 4:
             slow = 10.0 if k <= 4 or flops < 512 else 1.0
             own = m.flop_own if flops < 1e6 else 1.5 * m.flop_matrix
             return 5 * m.row_call * slow + flops * own
-        return m.row_call + max(flops * m.flop_own,
-                                m.byte_own * max(nbytes(v) for v in eqn.invars))
+        return m.row_call + max(
+            flops * m.flop_own, m.byte_own * max(nbytes(v) for v in eqn.invars)
+        )
 
     def control(self, eqn: Any, flags: Sequence[bool] | None = None) -> float:
         """Return ns of a control-flow equation: in the loop, or batched.
 
         `flags` tell which operands change from row to row; None means in the loop.
         """
+
         def price(body: Any, inputs: Sequence[bool]) -> float:
-            return self.body(body) if flags is None else self._batched_body(body, inputs)
+            return (
+                self.body(body) if flags is None else self._batched_body(body, inputs)
+            )
 
         name, p = eqn.primitive.name, eqn.params
         inputs = list(flags or ())
@@ -229,9 +260,10 @@ class Model:
             return scan.length * (price(body, inputs) + overhead)
         body = jc.open_jaxpr(p["body_jaxpr"])
         if flags is not None:
-            inputs = inputs[p["cond_nconsts"]:]
-            inputs = carry_fixpoint(body, inputs, p["body_nconsts"],
-                                    len(inputs) - p["body_nconsts"])
+            inputs = inputs[p["cond_nconsts"] :]
+            inputs = carry_fixpoint(
+                body, inputs, p["body_nconsts"], len(inputs) - p["body_nconsts"]
+            )
         overhead = 0.0 if flags is not None else self.machine.small_step
         return 10.0 * (price(body, inputs) + overhead)
 
@@ -251,8 +283,11 @@ class Model:
         largest = max((elements(v) for e in eqns for v in e.outvars), default=0)
         if kernels == 0 and largest <= m.small_elements:
             return m.small_step
-        kernels += sum(e.primitive.name.startswith(("reduce_", "arg", "cum"))
-                       and elements(e.invars[0]) > m.small_elements for e in eqns)
+        kernels += sum(
+            e.primitive.name.startswith(("reduce_", "arg", "cum"))
+            and elements(e.invars[0]) > m.small_elements
+            for e in eqns
+        )
         return m.step + m.kernel * min(kernels, 8)
 
 
@@ -261,8 +296,11 @@ def is_kernel(eqn: Any) -> bool:
     name = eqn.primitive.name
     if name == "dot_general":
         return math.prod(dot_shape(eqn)) > TINY_DOT
-    return name in LIBRARY or name in _CONTROL or any(
-        is_kernel(e) for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns)
+    return (
+        name in LIBRARY
+        or name in _CONTROL
+        or any(is_kernel(e) for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns)
+    )
 
 
 def _library_power(eqn: Any) -> float:
@@ -272,74 +310,3 @@ def _library_power(eqn: Any) -> float:
     if eqn.primitive.name in _IN_LINE or eqn.primitive.name == "fft":
         return 60.0 * math.log2(max(2, n))
     return float(n)
-
-
-def is_materialised(eqn: Any) -> bool:
-    """Whether XLA writes an equation's result to memory rather than fusing it."""
-    name = eqn.primitive.name
-    return (
-        name in ("dot_general", "gather", "concatenate", "cumsum", "scatter-add",
-                 "scatter", "dynamic_update_slice", "scan", "while")
-        or name in LIBRARY or name in DRAWS
-        or any(is_materialised(e) for j in jc.sub_jaxprs(eqn)
-               for e in jc.open_jaxpr(j).eqns)
-    )
-
-
-@dataclass(frozen=True)
-class Footprint:
-    """Bytes per row: `held` in memory at once, `hot` touched again and again."""
-
-    held: int = 0
-    hot: int = 0
-
-    def __add__(self, other: Footprint) -> Footprint:
-        return Footprint(self.held + other.held, self.hot + other.hot)
-
-
-def footprint(eqn: Any, outside: Collection[Any] = ()) -> Footprint:
-    """Return what one row of a batched equation needs beyond the values `outside`.
-
-    The stacked results of an inner loop are held, but each of its steps only touches
-    its own rows.
-    """
-    if not is_materialised(eqn):
-        return Footprint()
-    own = sum(nbytes(v) for v in eqn.outvars if v not in outside)
-    inside = Footprint()
-    for closed in jc.sub_jaxprs(eqn):
-        parts = sum((footprint(e) for e in jc.open_jaxpr(closed).eqns), Footprint())
-        inside = max(inside, parts, key=lambda f: f.held)
-    if eqn.primitive.name in ("scan", "while"):
-        return Footprint(own + inside.held, inside.hot)
-    if inside.held:     # what lies between the parts that are written counts as well
-        inside = inside + inside
-    return Footprint(own + inside.held, own + inside.hot)
-
-
-def parse_bytes(value: Any) -> int:
-    """Read a size such as `"512MB"`, `"1GiB"` or a number of bytes.
-
-    Raises:
-        ValueError: if the text is not a number with an optional unit.
-        TypeError: if the value is neither text nor a number.
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float, str, np.integer)):
-        raise TypeError(
-            "memory_budget: expected bytes as a number or text such as '512MB', "
-            f"got {type(value).__name__}")
-    if not isinstance(value, str):
-        number = float(value)
-    else:
-        text = value.strip().lower().removesuffix("ib").removesuffix("b")
-        unit = text[-1:] if text[-1:] in "kmgt" else ""
-        scale = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}[unit]
-        try:
-            number = float(text.removesuffix(unit)) * scale
-        except ValueError:
-            raise ValueError(
-                "memory_budget: expected bytes as a number or text such as '512MB' "
-                f"or '2GB', got {value!r}") from None
-    if not number > 0 or math.isinf(number):
-        raise ValueError(f"memory_budget: expected more than 0 bytes, got {value!r}")
-    return int(number)

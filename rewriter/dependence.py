@@ -31,7 +31,7 @@ class Node:
     eqn: Any = None
     carry: Carry | None = None
     reduction: Reduction | None = None
-    reads: tuple[Any, ...] = ()       # variables of the body, constants excluded
+    reads: tuple[Any, ...] = ()  # variables of the body, constants excluded
     defines: tuple[Any, ...] = ()
 
 
@@ -41,12 +41,12 @@ class Dependence:
 
     loop: Loop
     nodes: tuple[Node, ...]
-    made: dict[Any, int]                    # variable -> node
+    made: dict[Any, int]  # variable -> node
     predecessors: tuple[tuple[int, ...], ...]
-    component: tuple[int, ...]              # SCC number of a node
-    sequential: frozenset[int]              # SCC numbers that must run in order
-    order: tuple[int, ...]                  # nodes, topological over components
-    forced: dict[int, str]                  # node -> why it may not be batched
+    component: tuple[int, ...]  # SCC number of a node
+    sequential: frozenset[int]  # SCC numbers that must run in order
+    order: tuple[int, ...]  # nodes, topological over components
+    forced: dict[int, str]  # node -> why it may not be batched
 
     def is_core(self, node: int) -> bool:
         """Whether a node is part of a recurrence or must run in order."""
@@ -55,8 +55,9 @@ class Dependence:
     @property
     def delays(self) -> tuple[Node, ...]:
         """Carries that are in no cycle: earlier values of something else."""
-        return tuple(n for n in self.nodes
-                     if n.kind == "carry" and not self.is_core(n.id))
+        return tuple(
+            n for n in self.nodes if n.kind == "carry" and not self.is_core(n.id)
+        )
 
     @property
     def recurrences(self) -> tuple[Node, ...]:
@@ -64,25 +65,49 @@ class Dependence:
         return tuple(n for n in self.nodes if n.kind == "carry" and self.is_core(n.id))
 
 
-def dependence_graph(
-    loop: Loop, numerics: str, forced: dict[int, str]
-) -> Dependence:
+def dependence_graph(loop: Loop, numerics: str, forced: dict[int, str]) -> Dependence:
     """Build the graph. `forced` maps equation numbers to why they stay in order."""
+    nodes, made, why = _nodes(loop, numerics, forced)
+    before = [[made[v] for v in n.reads if v in made] for n in nodes]
+    for node in nodes:
+        out = None if node.carry is None else node.carry.out
+        if out is not None and not isinstance(out, jc.Literal) and out in made:
+            before[node.id].append(made[out])
+    effectful = [n.id for n in nodes if n.eqn is not None and n.eqn.effects]
+    for earlier, later in zip(effectful, effectful[1:] + effectful[:1], strict=True):
+        before[later].append(earlier)  # effects keep their order, across steps too
+    component, sequential = _components(before, why)
+    return Dependence(
+        loop,
+        tuple(nodes),
+        made,
+        tuple(map(tuple, before)),
+        tuple(component),
+        frozenset(sequential),
+        _topological(before, component),
+        why,
+    )
+
+
+def _nodes(
+    loop: Loop, numerics: str, forced: dict[int, str]
+) -> tuple[list[Node], dict[Any, int], dict[int, str]]:
+    """Return the nodes, the node that makes each variable, and what is forced."""
     constant = {v for v, _ in loop.consts}
-    count = uses(loop)
     users: dict[Any, list[int]] = defaultdict(list)
     for i, eqn in enumerate(loop.eqns):
         for var in reads(eqn):
             users[var].append(i)
-    reductions = _reductions(loop, numerics, count, users)
+    reductions = _reductions(loop, numerics, uses(loop), users)
     absorbed = {i for r in reductions.values() for i in r.eqns}
     nodes: list[Node] = []
     made: dict[Any, int] = {}
     why: dict[int, str] = {}
 
     def add(kind: str, read: Iterable[Any], defines: Sequence[Any], **what: Any) -> int:
-        seen = dict.fromkeys(v for v in read
-                             if not isinstance(v, jc.Literal) and v not in constant)
+        seen = dict.fromkeys(
+            v for v in read if not isinstance(v, jc.Literal) and v not in constant
+        )
         node = Node(len(nodes), kind, reads=tuple(seen), defines=tuple(defines), **what)
         nodes.append(node)
         made.update((v, node.id) for v in defines)
@@ -98,22 +123,12 @@ def dependence_graph(
                 why[node] = forced[i]
     for reduction in reductions.values():
         add("reduction", [t.atom for t in reduction.terms], (), reduction=reduction)
-    before = [[made[v] for v in n.reads if v in made] for n in nodes]
-    for node in nodes:
-        if node.carry is not None and not isinstance(node.carry.out, jc.Literal):
-            if node.carry.out in made:
-                before[node.id].append(made[node.carry.out])
-    effectful = [n.id for n in nodes if n.eqn is not None and n.eqn.effects]
-    for earlier, later in zip(effectful, effectful[1:] + effectful[:1], strict=True):
-        before[later].append(earlier)    # effects keep their order, across steps too
-    component, sequential = _components(before, why)
-    return Dependence(loop, tuple(nodes), made, tuple(map(tuple, before)),
-                      tuple(component), frozenset(sequential),
-                      _topological(before, component), why)
+    return nodes, made, why
 
 
-def _reductions(loop: Loop, numerics: str, count: Any,
-                users: dict[Any, list[int]]) -> dict[Any, Reduction]:
+def _reductions(
+    loop: Loop, numerics: str, count: Any, users: dict[Any, list[int]]
+) -> dict[Any, Reduction]:
     found: dict[Any, Reduction] = {}
     for carry in loop.carries:
         reduction = reduction_of(loop, carry, count, users)
@@ -146,13 +161,16 @@ def _components(
     return labels, sequential
 
 
-def _topological(before: Sequence[Sequence[int]], component: Sequence[int]
-                 ) -> tuple[int, ...]:
+def _topological(
+    before: Sequence[Sequence[int]], component: Sequence[int]
+) -> tuple[int, ...]:
     members: dict[int, list[int]] = defaultdict(list)
     for v, label in enumerate(component):
         members[label].append(v)
-    preds = {label: {component[p] for v in vs for p in before[v]} - {label}
-             for label, vs in members.items()}
+    preds = {
+        label: {component[p] for v in vs for p in before[v]} - {label}
+        for label, vs in members.items()
+    }
     succs: dict[int, list[int]] = defaultdict(list)
     for label, ps in preds.items():
         for p in ps:

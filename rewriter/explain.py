@@ -12,7 +12,7 @@ from typing import Any
 import jax
 
 from rewriter import phases, printer
-from rewriter.pass_manager import Options, Sink
+from rewriter.pass_base import Options, Sink
 from rewriter.remarks import Remark
 from rewriter.report import Program, Report, Verdict
 from rewriter.trace import trace_function
@@ -27,7 +27,7 @@ class _Record:
     outcome: str = ""
     remark: Remark | None = None
     notes: list[str] = field(default_factory=list)
-    decided: bool = False           # in the phase that runs now
+    decided: bool = False  # in the phase that runs now
 
 
 class Recorder(Sink):
@@ -38,8 +38,12 @@ class Recorder(Sink):
     """
 
     def __init__(self, program: Any) -> None:
-        self.records = [_Record(i, info) for i, info in enumerate(
-            info for info in printer.loops(program) if not info.emitted)]
+        self.records = [
+            _Record(i, info)
+            for i, info in enumerate(
+                info for info in printer.loops(program) if not info.emitted
+            )
+        ]
         self.remarks: list[Remark] = []
         self._by_key: dict[Any, list[_Record]] = defaultdict(list)
         for record in self.records:
@@ -84,15 +88,28 @@ def _verdict(record: _Record) -> Verdict:
     info, remark = record.info, record.remark
     if remark is None:
         return Verdict(
-            info.location, info.primitive, info.trip_count, "kept",
+            info.location,
+            info.primitive,
+            info.trip_count,
+            "kept",
             "pass-manager/not-reached",
-            "inside an operation that is not looked into", depth=info.depth)
+            "inside an operation that is not looked into",
+            depth=info.depth,
+        )
     own = f"{remark.message} [{remark.code}]"
     size = remark.args.get("bytes", 0)
     return Verdict(
-        info.location, info.primitive, info.trip_count, record.outcome, remark.code,
-        remark.message, remark.suggestion, size if isinstance(size, int) else 0,
-        info.depth, tuple(n for n in record.notes if n != own))
+        info.location,
+        info.primitive,
+        info.trip_count,
+        record.outcome,
+        remark.code,
+        remark.message,
+        remark.suggestion,
+        size if isinstance(size, int) else 0,
+        info.depth,
+        tuple(n for n in record.notes if n != own),
+    )
 
 
 def explain(f: Callable[..., Any], **options: Any) -> Callable[..., Report]:
@@ -113,8 +130,11 @@ def explain(f: Callable[..., Any], **options: Any) -> Callable[..., Report]:
 
 
 def explain_call(
-    f: Callable[..., Any], options: Options, jit_options: Mapping[str, Any],
-    args: Sequence[Any], kwargs: Mapping[str, Any],
+    f: Callable[..., Any],
+    options: Options,
+    jit_options: Mapping[str, Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
 ) -> Report:
     """Trace `f` at these arguments, run both phases, and report."""
     from rewriter.optimize import static_arguments
@@ -131,14 +151,24 @@ def explain_call(
     recorder.next_phase()
     after = phases.late(middle, options, platform, recorder)
     return Report(
-        getattr(f, "__name__", type(f).__name__), platform, options.numerics,
-        options.memory_budget, Program(before), Program(after), recorder.verdicts(),
-        tuple(recorder.remarks), time.perf_counter() - started)
+        getattr(f, "__name__", type(f).__name__),
+        platform,
+        options.numerics,
+        options.memory_budget,
+        Program(before),
+        Program(after),
+        recorder.verdicts(),
+        tuple(recorder.remarks),
+        time.perf_counter() - started,
+    )
 
 
 def _with_static(
-    f: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
-    positions: Iterable[int], keywords: Iterable[str],
+    f: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    positions: Iterable[int],
+    keywords: Iterable[str],
 ) -> Callable[..., Any]:
     fixed = {i: args[i] for i in positions if i < len(args)}
     fixed_kwargs = {k: v for k, v in kwargs.items() if k in keywords}
@@ -150,4 +180,3 @@ def _with_static(
         return f(*full, **named, **fixed_kwargs)
 
     return call
-

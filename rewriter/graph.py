@@ -10,17 +10,18 @@ equation) and what it gives back is a `Result`, so that a pass can change roles
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rewriter import jax_compat as jc
-from rewriter.indices import Affine, Known, Scope, evaluate
+from rewriter.indices import Affine, Known, evaluate
+from rewriter.inline import inline
 from rewriter.remarks import Location
+from rewriter.scope import Scope
 
-EMITTED = "rewriter_emitted"   # name of the jit around the body of an emitted loop
-KEPT = "rewriter_keep"         # name scope of loops the user opted out
-TAG = "__rewriter"             # part of the name of a tagged jit
+EMITTED = "rewriter_emitted"  # name of the jit around the body of an emitted loop
+KEPT = "rewriter_keep"  # name scope of loops the user opted out
 
 
 # ------------------------------------------------------------ sources and results
@@ -31,8 +32,8 @@ class Source:
     """An array outside of the loop, made from the loop equation's operands."""
 
     get: Callable[[Sequence[Any]], Any]
-    known: Known | None = None      # its value (a const) or its rows (an xs)
-    operand: int | None = None      # set when it simply is this operand
+    known: Known | None = None  # its value (a const) or its rows (an xs)
+    operand: int | None = None  # set when it simply is this operand
 
     @staticmethod
     def of(index: int, known: Known | None = None) -> Source:
@@ -54,8 +55,8 @@ class Result:
     """How one output of the original equation is made from `Outputs`."""
 
     get: Callable[[Outputs], Any]
-    carry: Any = None           # the carry variable whose final value it needs
-    ys: int | None = None       # the key of the ys it needs
+    carry: Any = None  # the carry variable whose final value it needs
+    ys: int | None = None  # the key of the ys it needs
 
     @staticmethod
     def final(var: Any) -> Result:
@@ -120,12 +121,13 @@ class Loop:
     consts: tuple[tuple[Any, Source], ...]
     carries: tuple[Carry, ...]
     xs: tuple[tuple[Any, Source], ...]
-    ys: tuple[tuple[int, Any], ...]                  # key, body atom
+    ys: tuple[tuple[int, Any], ...]  # key, body atom
     eqns: tuple[Any, ...]
-    results: tuple[Result | None, ...]               # None: nobody reads it
-    like: Any                                        # a jaxpr to copy debug info from
+    results: tuple[Result | None, ...]  # None: nobody reads it
+    like: Any  # a jaxpr to copy debug info from
     names: Mapping[Any, str] = field(default_factory=dict)
     counters: tuple[Counter, ...] = ()
+    is_marked: bool = False  # emitted with the mark of an emitted loop
 
     @property
     def location(self) -> Location:
@@ -189,90 +191,6 @@ def keep() -> Iterator[None]:
         yield
 
 
-def is_plain_jit(eqn: Any) -> bool:
-    """Whether an equation is a jit that only groups equations."""
-    if eqn.primitive.name not in jc.JIT_NAMES:
-        return False
-    p = eqn.params
-    if TAG in str(p.get("name", "")) or any(p.get("donated_invars") or ()):
-        return False
-    if p.get("compiler_options_kvs"):
-        return False
-    shardings = (*p.get("in_shardings", ()), *p.get("out_shardings", ()))
-    return all(type(s).__name__ == "UnspecifiedValue" for s in shardings)
-
-
-def inline(
-    eqns: Iterable[Any], inline_custom: bool = False
-) -> tuple[list[Any], dict[Any, Any], list[tuple[Any, Any]]]:
-    """Inline plain jits, with fresh variables.
-
-    `inline_custom` also opens `custom_jvp`/`custom_vjp` calls, which is right once
-    differentiation is over. Returns the equations, a substitution of the outputs
-    of inlined calls, and the constants met as (variable, value).
-    """
-    out: list[Any] = []
-    subst: dict[Any, Any] = {}
-    consts: list[tuple[Any, Any]] = []
-    _inline_into(out, subst, consts, eqns, None, inline_custom)
-    return out, subst, consts
-
-
-_CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
-
-
-def _inline_target(
-    eqn: Any, ins: Sequence[Any], inline_custom: bool
-) -> tuple[Any, Sequence[Any]] | None:
-    """Return the program inside a call and its operands, where it may be inlined."""
-    inner, p = None, eqn.params
-    if is_plain_jit(eqn):
-        inner = p.get("jaxpr") or p.get("call_jaxpr")
-    elif inline_custom and eqn.primitive.name in _CUSTOM:
-        inner = p.get("call_jaxpr") or p.get("fun_jaxpr")
-    elif inline_custom and eqn.primitive.name == "custom_linear_solve":
-        lengths, inner = p["const_lengths"], p["jaxprs"].solve
-        start = lengths.matvec + lengths.vecmat
-        rest = start + lengths.solve + lengths.transpose_solve
-        ins = [*ins[start:start + lengths.solve], *ins[rest:]]
-    return (inner, ins) if inner is not None and jc.is_closed(inner) else None
-
-
-def _inline_into(
-    out: list[Any], subst: dict[Any, Any], consts: list[tuple[Any, Any]],
-    eqns: Iterable[Any], call: Any, inline_custom: bool,
-) -> None:
-    def atom(v: Any) -> Any:
-        return v if isinstance(v, jc.Literal) else subst.get(v, v)
-
-    for eqn in eqns:
-        ins = [atom(v) for v in eqn.invars]
-        target = _inline_target(eqn, ins, inline_custom)
-        if target is not None:
-            inner, operands = target
-            jaxpr = jc.open_jaxpr(inner)
-            local: dict[Any, Any] = dict(zip(jaxpr.invars, operands, strict=True))
-            for var, value in zip(jaxpr.constvars, inner.consts, strict=True):
-                local[var] = jc.fresh_var(var.aval)
-                consts.append((local[var], value))
-            where = eqn if call is None else eqn.replace(
-                source_info=jc.inlined(eqn, call))
-            _inline_into(out, local, consts, jaxpr.eqns, where, inline_custom)
-            for var, inner_var in zip(eqn.outvars, jaxpr.outvars, strict=True):
-                subst[var] = (inner_var if isinstance(inner_var, jc.Literal)
-                              else local[inner_var])
-            continue
-        changes: dict[str, Any] = {}
-        if call is not None:
-            fresh = [v if isinstance(v, jc.DropVar) else jc.fresh_var(v.aval)
-                     for v in eqn.outvars]
-            subst.update(zip(eqn.outvars, fresh, strict=True))
-            changes = {"outvars": fresh, "source_info": jc.inlined(eqn, call)}
-        if changes or any(a is not b for a, b in zip(ins, eqn.invars, strict=True)):
-            eqn = eqn.replace(invars=ins, **changes)
-        out.append(eqn)
-
-
 def loop_of(eqn: Any, scope: Scope, inline_custom: bool = False) -> Loop:
     """Return the view of a scan equation."""
     p = jc.scan_params(eqn)
@@ -292,19 +210,29 @@ def loop_of(eqn: Any, scope: Scope, inline_custom: bool = False) -> Loop:
     consts += [(v, Source.of(k, scope.scalar(a))) for v, a, k in ins[:nc]]
     carries = tuple(
         Carry(v, Source.of(k, scope.scalar(a)), atom(body.outvars[k - nc]))
-        for v, a, k in ins[nc:nc + nk]
+        for v, a, k in ins[nc : nc + nk]
     )
-    xs = tuple((v, Source.of(k, scope.stacked(a))) for v, a, k in ins[nc + nk:])
-    made = (*(Result.final(c.var) for c in carries),
-            *(Result.stacked(i) for i in range(len(body.outvars) - nk)))
-    results = tuple(None if isinstance(v, jc.DropVar) else r
-                    for v, r in zip(eqn.outvars, made, strict=True))
+    xs = tuple((v, Source.of(k, scope.stacked(a))) for v, a, k in ins[nc + nk :])
+    made = (
+        *(Result.final(c.var) for c in carries),
+        *(Result.stacked(i) for i in range(len(body.outvars) - nk)),
+    )
+    results = tuple(
+        None if isinstance(v, jc.DropVar) else r
+        for v, r in zip(eqn.outvars, made, strict=True)
+    )
     return Loop(
-        eqn=eqn, length=p.length, reverse=p.reverse, unroll=p.unroll,
-        consts=tuple(consts), carries=carries, xs=xs,
+        eqn=eqn,
+        length=p.length,
+        reverse=p.reverse,
+        unroll=p.unroll,
+        consts=tuple(consts),
+        carries=carries,
+        xs=xs,
         ys=tuple((i, atom(v)) for i, v in enumerate(body.outvars[nk:])),
         eqns=tuple(eqns),
-        results=results, like=body,
+        results=results,
+        like=body,
         names={v: n for v, n in zip(body.invars, names or (), strict=False) if n},
     )
 
@@ -340,12 +268,16 @@ def prune(loop: Loop) -> Loop:
         if not more:
             break
         live_carry |= more
-    if (len(kept) == len(loop.eqns) and len(ys) == len(loop.ys)
-            and len(live_carry) == len(loop.carries)
-            and all(v in live for v, _ in (*loop.consts, *loop.xs))):
+    if (
+        len(kept) == len(loop.eqns)
+        and len(ys) == len(loop.ys)
+        and len(live_carry) == len(loop.carries)
+        and all(v in live for v, _ in (*loop.consts, *loop.xs))
+    ):
         return loop
     return loop.replace(
-        eqns=tuple(reversed(kept)), ys=ys,
+        eqns=tuple(reversed(kept)),
+        ys=ys,
         consts=tuple(c for c in loop.consts if c[0] in live),
         xs=tuple(x for x in loop.xs if x[0] in live),
         carries=tuple(c for c in loop.carries if c.var in live_carry),
@@ -357,8 +289,10 @@ def replace_final(
     loop: Loop, var: Any, get: Callable[[Outputs], Any], ys: int | None = None
 ) -> tuple[Result | None, ...]:
     """Return the results with the final value of a carry made in another way."""
-    return tuple(Result(get, None, ys) if r is not None and r.carry is var else r
-                 for r in loop.results)
+    return tuple(
+        Result(get, None, ys) if r is not None and r.carry is var else r
+        for r in loop.results
+    )
 
 
 def fresh_key(loop: Loop) -> int:
@@ -372,25 +306,35 @@ def counters_as_carries(loop: Loop) -> Loop:
     added = [c.eqn for c in loop.counters if c.eqn.outvars[0] not in present]
     carries = tuple(Carry(c.var, c.init, c.eqn.outvars[0]) for c in loop.counters)
     consts = {v for v, _ in loop.consts}
-    steps = tuple((v, c.step) for c in loop.counters for v in reads(c.eqn)
-                  if v is not c.var and v not in consts)
-    return loop.replace(eqns=(*loop.eqns, *added), counters=(),
-                        carries=(*loop.carries, *carries),
-                        consts=(*loop.consts, *dict(steps).items()))
+    steps = tuple(
+        (v, c.step)
+        for c in loop.counters
+        for v in reads(c.eqn)
+        if v is not c.var and v not in consts
+    )
+    return loop.replace(
+        eqns=(*loop.eqns, *added),
+        counters=(),
+        carries=(*loop.carries, *carries),
+        consts=(*loop.consts, *dict(steps).items()),
+    )
 
 
 def substitute(loop: Loop, mapping: Mapping[Any, Any]) -> Loop:
     """Replace variables by atoms throughout the body."""
+
     def atom(v: Any) -> Any:
         return v if isinstance(v, jc.Literal) else mapping.get(v, v)
 
     eqns = tuple(
         e.replace(invars=[atom(v) for v in e.invars])
-        if any(atom(v) is not v for v in e.invars) else e
+        if any(atom(v) is not v for v in e.invars)
+        else e
         for e in loop.eqns
     )
     return loop.replace(
-        eqns=eqns, ys=tuple((k, atom(v)) for k, v in loop.ys),
+        eqns=eqns,
+        ys=tuple((k, atom(v)) for k, v in loop.ys),
         carries=tuple(replace(c, out=atom(c.out)) for c in loop.carries),
     )
 

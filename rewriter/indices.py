@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from rewriter.jax_compat import Literal, is_integer, open_jaxpr, sub_jaxprs
+from rewriter.jax_compat import Literal
 
-TABLE_LIMIT = 1 << 18   # rows a table may have
-ELEMENT_LIMIT = 64      # elements of one value that is worth following
+TABLE_LIMIT = 1 << 18  # rows a table may have
+ELEMENT_LIMIT = 64  # elements of one value that is worth following
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,9 @@ def constant(value: Any) -> Affine | None:
 
 def counter(start: int, step: int, dtype: Any) -> Affine:
     """Return the known form of `start + step * j`."""
-    return Affine(np.asarray(start, np.int64), np.asarray(step, np.int64),
-                  np.dtype(dtype))
+    return Affine(
+        np.asarray(start, np.int64), np.asarray(step, np.int64), np.dtype(dtype)
+    )
 
 
 def rows(known: Known, length: int) -> np.ndarray:
@@ -81,23 +82,33 @@ def reversed_in_time(known: Known, length: int) -> Known:
     return Affine(known.base + known.step * (length - 1), -known.step, known.dtype)
 
 
-def _fits(values: Affine, length: int) -> bool:
+def fits(values: Affine, length: int) -> bool:
+    """Whether an affine form stays within its dtype over the trip."""
     if values.dtype.kind == "b":
         return True
     info = np.iinfo(values.dtype)
-    return all(bool((e >= info.min).all() and (e <= info.max).all())
-               for e in values.ends(length))
+    return all(
+        bool((e >= info.min).all() and (e <= info.max).all())
+        for e in values.ends(length)
+    )
 
 
 # ------------------------------------------------------------ whitelist
 
 _ARITHMETIC: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add, "sub": np.subtract, "mul": np.multiply,
-    "max": np.maximum, "min": np.minimum,
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
 }
 _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater, "ge": np.greater_equal,
-    "eq": np.equal, "ne": np.not_equal,
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
 }
 
 
@@ -133,24 +144,48 @@ def _structural(x: np.ndarray, lead: int, eqn: Any) -> np.ndarray | None:
     return None
 
 
-_STRUCTURAL = frozenset({
-    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "slice",
-})
+_STRUCTURAL = frozenset(
+    {
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "slice",
+    }
+)
 _SAME = frozenset({"convert_element_type", "stop_gradient", "copy", "copy_p"})
 WHITELIST = (
-    _STRUCTURAL | _SAME | frozenset(_ARITHMETIC) | frozenset(_COMPARE)
-    | frozenset({
-        "neg", "sign", "abs", "div", "rem", "select_n", "clamp", "concatenate",
-        "and", "or", "not", "iota",
-    })
+    _STRUCTURAL
+    | _SAME
+    | frozenset(_ARITHMETIC)
+    | frozenset(_COMPARE)
+    | frozenset(
+        {
+            "neg",
+            "sign",
+            "abs",
+            "div",
+            "rem",
+            "select_n",
+            "clamp",
+            "concatenate",
+            "and",
+            "or",
+            "not",
+            "iota",
+        }
+    )
 )
 
 
-def _affine(name: str, eqn: Any, ins: Sequence[Affine], length: int) -> Affine | None:
+def affine_step(
+    name: str, eqn: Any, ins: Sequence[Affine], length: int
+) -> Affine | None:
+    """Evaluate one equation on affine forms, or None where it leaves them."""
     dtype = np.dtype(eqn.outvars[0].aval.dtype)
     make = lambda base, step: Affine(np.asarray(base), np.asarray(step), dtype)  # noqa: E731
     if all(i.is_constant for i in ins):
-        value = _on_rows(name, eqn, [i.base for i in ins], 0)
+        value = on_rows(name, eqn, [i.base for i in ins], 0)
         return None if value is None else make(value, np.zeros_like(value))
     if name in _SAME:
         return make(ins[0].base, ins[0].step) if dtype.kind in "iu" else None
@@ -159,8 +194,10 @@ def _affine(name: str, eqn: Any, ins: Sequence[Affine], length: int) -> Affine |
         return None if base is None or step is None else make(base, step)
     if name == "concatenate":
         axis = eqn.params["dimension"]
-        return make(np.concatenate([i.base for i in ins], axis),
-                    np.concatenate([i.step for i in ins], axis))
+        return make(
+            np.concatenate([i.base for i in ins], axis),
+            np.concatenate([i.step for i in ins], axis),
+        )
     if name == "neg":
         return make(-ins[0].base, -ins[0].step)
     if name in ("add", "sub"):
@@ -174,8 +211,9 @@ def _affine(name: str, eqn: Any, ins: Sequence[Affine], length: int) -> Affine |
     return _by_ends(name, eqn, ins, length, dtype)
 
 
-def _by_ends(name: str, eqn: Any, ins: Sequence[Affine], length: int,
-             dtype: np.dtype) -> Affine | None:
+def _by_ends(
+    name: str, eqn: Any, ins: Sequence[Affine], length: int, dtype: np.dtype
+) -> Affine | None:
     """Operations that keep an affine form only when the range decides them."""
     ends = [i.ends(length) for i in ins]
     if name in ("lt", "le", "gt", "ge", "max", "min"):
@@ -186,13 +224,18 @@ def _by_ends(name: str, eqn: Any, ins: Sequence[Affine], length: int,
             if above or below:
                 chosen = ins[0] if above == (name == "max") else ins[1]
                 shape = np.broadcast_shapes(ins[0].base.shape, ins[1].base.shape)
-                return Affine(np.broadcast_to(chosen.base, shape),
-                              np.broadcast_to(chosen.step, shape), dtype)
+                return Affine(
+                    np.broadcast_to(chosen.base, shape),
+                    np.broadcast_to(chosen.step, shape),
+                    dtype,
+                )
             return None
         zero = np.zeros(())
         first, last = (_COMPARE[name](d, zero) for d in differences)
         if np.array_equal(first, last):
-            return Affine(first.astype(np.int64), np.zeros(first.shape, np.int64), dtype)
+            return Affine(
+                first.astype(np.int64), np.zeros(first.shape, np.int64), dtype
+            )
         return None
     if name in ("sign", "abs"):
         low, high = np.minimum(*ends[0]), np.maximum(*ends[0])
@@ -205,12 +248,17 @@ def _by_ends(name: str, eqn: Any, ins: Sequence[Affine], length: int,
         chosen = ins[1 + int(ins[0].base)]
         return Affine(chosen.base, chosen.step, dtype)
     if name == "clamp":
-        inside = all(bool(((e >= ends[0][k]) & (e <= ends[2][k])).all())
-                     for k, e in enumerate(ends[1]))
+        inside = all(
+            bool(((e >= ends[0][k]) & (e <= ends[2][k])).all())
+            for k, e in enumerate(ends[1])
+        )
         return Affine(ins[1].base, ins[1].step, dtype) if inside else None
-    if name == "rem" and ins[1].is_constant:
-        if all(bool(((e >= 0) & (e < ins[1].base)).all()) for e in ends[0]):
-            return Affine(ins[0].base, ins[0].step, dtype)
+    if (
+        name == "rem"
+        and ins[1].is_constant
+        and all(bool(((e >= 0) & (e < ins[1].base)).all()) for e in ends[0])
+    ):
+        return Affine(ins[0].base, ins[0].step, dtype)
     return None
 
 
@@ -221,8 +269,9 @@ def _signed(name: str, value: Affine, sign: int, dtype: np.dtype) -> Affine:
     return Affine(sign * value.base, sign * value.step, dtype)
 
 
-def _on_rows(name: str, eqn: Any, ins: Sequence[np.ndarray],
-             lead: int) -> np.ndarray | None:
+def on_rows(
+    name: str, eqn: Any, ins: Sequence[np.ndarray], lead: int
+) -> np.ndarray | None:
     """Evaluate one primitive on int64 values with `lead` leading axes."""
     if name in _ARITHMETIC:
         return np.asarray(_ARITHMETIC[name](*_aligned(ins, lead)))
@@ -261,8 +310,12 @@ def _logical(name: str, eqn: Any, ins: Sequence[np.ndarray]) -> np.ndarray | Non
 def _aligned(ins: Sequence[np.ndarray], lead: int) -> list[np.ndarray]:
     """Give scalars trailing axes so that only leading axes line up."""
     rank = max(i.ndim for i in ins)
-    return [i.reshape(i.shape[:lead] + (1,) * (rank - i.ndim) + i.shape[lead:])
-            if i.ndim < rank else i for i in ins]
+    return [
+        i.reshape(i.shape[:lead] + (1,) * (rank - i.ndim) + i.shape[lead:])
+        if i.ndim < rank
+        else i
+        for i in ins
+    ]
 
 
 # ------------------------------------------------------------ evaluation
@@ -282,12 +335,12 @@ def step(eqn: Any, ins: Sequence[Known], length: int) -> Known | None:
         ramp = np.arange(out.shape[eqn.params["dimension"]]).reshape(shape)
         return constant(np.broadcast_to(ramp, out.shape).astype(dtype))
     if all(isinstance(i, Affine) for i in ins):
-        value = _affine(name, eqn, ins, length)  # type: ignore[arg-type]
+        value = affine_step(name, eqn, ins, length)  # type: ignore[arg-type]
         if value is not None:
-            return value if _fits(value, length) else None
+            return value if fits(value, length) else None
     if length > TABLE_LIMIT:
         return None
-    table = _on_rows(name, eqn, [rows(i, length) for i in ins], 1)
+    table = on_rows(name, eqn, [rows(i, length) for i in ins], 1)
     if table is None:
         return None
     if dtype.kind in "iu":
@@ -314,112 +367,3 @@ def evaluate(
         if value is not None:
             known[eqn.outvars[0]] = value
     return known
-
-
-class Scope:
-    """What is known at compile time of the values around a loop."""
-
-    def __init__(self, closed: Any) -> None:
-        jaxpr = open_jaxpr(closed)
-        self._consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
-        self._made = {v: e for e in jaxpr.eqns for v in e.outvars}
-        self._memo: dict[Any, Any] = {}
-
-    def scalar(self, atom: Any) -> Affine | None:
-        """Return a value that is the same at every iteration, if known."""
-        if isinstance(atom, Literal):
-            return constant(atom.val)
-        if atom in self._consts:
-            return self._concrete(self._consts[atom])
-        eqn = self._made.get(atom)
-        if eqn is None or eqn.primitive.name not in WHITELIST or atom.aval.size > 8:
-            return None
-        ins = [self.scalar(a) for a in eqn.invars]
-        if any(i is None for i in ins):
-            return None
-        value = step(eqn, ins, 1)  # type: ignore[arg-type]
-        return value if isinstance(value, Affine) else None
-
-    def _concrete(self, value: Any) -> Affine | None:
-        if not isinstance(value, np.ndarray) and not hasattr(value, "addressable_data"):
-            return None
-        return constant(value) if value.size <= ELEMENT_LIMIT else None
-
-    def stacked(self, atom: Any) -> Known | None:
-        """Return a value known along its leading axis (`jnp.arange` and kin)."""
-        if atom not in self._memo:
-            self._memo[atom] = self._stacked(atom)
-        return self._memo[atom]
-
-    def _stacked(self, atom: Any) -> Known | None:
-        if isinstance(atom, Literal) or not atom.aval.shape:
-            return None
-        if not is_integer(atom.aval) or len(atom.aval.shape) > 2:
-            return None
-        if atom in self._consts:
-            return self._table(self._consts[atom])
-        eqn = self._made.get(atom)
-        if eqn is None:
-            return None
-        name, length = eqn.primitive.name, atom.aval.shape[0]
-        if name == "iota" and len(atom.aval.shape) == 1:
-            return counter(0, 1, atom.aval.dtype)
-        if name == "rev" and eqn.params["dimensions"] == (0,):
-            inner = self.stacked(eqn.invars[0])
-            return None if inner is None else reversed_in_time(inner, length)
-        if name == "reshape" or name == "broadcast_in_dim":
-            return self._column(eqn)
-        if name not in ("add", "sub", "mul", "neg", "convert_element_type", "rem"):
-            return None
-        ins = [self.stacked(a) if getattr(a.aval, "shape", ()) else self.scalar(a)
-               for a in eqn.invars]
-        if any(i is None for i in ins) or atom.aval.shape[1:] not in ((), (1,)):
-            return None
-        return _stacked_step(eqn, ins, length)
-
-    def _column(self, eqn: Any) -> Known | None:
-        """`(n,)` as `(n, 1)` or back, or a scalar repeated."""
-        source, shape = eqn.invars[0], eqn.outvars[0].aval.shape
-        if not source.aval.shape:
-            known = self.scalar(source)
-            if known is None or len(shape) > 2 or shape[1:] not in ((), (1,)):
-                return None
-            return Affine(known.base.reshape(shape[1:]), known.step.reshape(shape[1:]),
-                          known.dtype)
-        if source.aval.shape[0] != shape[0] or source.aval.size != shape[0]:
-            return None
-        known = self.stacked(source)
-        row = shape[1:]
-        if isinstance(known, Affine):
-            return Affine(known.base.reshape(row), known.step.reshape(row), known.dtype)
-        return None if known is None else Table(known.rows.reshape(shape))
-
-    def _table(self, value: Any) -> Known | None:
-        if not isinstance(value, np.ndarray) and not hasattr(value, "addressable_data"):
-            return None
-        if value.shape[0] > TABLE_LIMIT or value[:1].size > ELEMENT_LIMIT:
-            return None
-        array = np.asarray(value)
-        table = array.astype(np.int64)
-        if len(table) > 1:
-            stride = table[1] - table[0]
-            if (np.diff(table, axis=0) == stride).all():
-                return Affine(table[0], np.asarray(stride), array.dtype)
-        return Table(table)
-
-
-def _stacked_step(eqn: Any, ins: Sequence[Any], length: int) -> Known | None:
-    dtype = np.dtype(eqn.outvars[0].aval.dtype)
-    if all(isinstance(i, Affine) for i in ins):
-        value = _affine(eqn.primitive.name, eqn, ins, length)
-        if value is not None and value.base.shape == eqn.outvars[0].aval.shape[1:]:
-            return value if _fits(value, length) else None
-    if length > TABLE_LIMIT:
-        return None
-    table = _on_rows(eqn.primitive.name, eqn, [rows(i, length) for i in ins], 1)
-    return None if table is None else Table(table.astype(dtype).astype(np.int64))
-
-
-def has_inner_jaxpr(eqn: Any) -> bool:
-    """Whether an equation carries a program of its own."""
-    return next(iter(sub_jaxprs(eqn)), None) is not None

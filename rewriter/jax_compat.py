@@ -70,7 +70,10 @@ def fresh_var(aval: Any) -> Any:
 
 
 def build_jaxpr(
-    invars: Sequence[Any], outvars: Sequence[Any], eqns: Sequence[Any], like: Any,
+    invars: Sequence[Any],
+    outvars: Sequence[Any],
+    eqns: Sequence[Any],
+    like: Any,
     names: Mapping[Any, str] | None = None,
 ) -> Any:
     """Build a closed jaxpr without constants out of existing equations.
@@ -82,9 +85,7 @@ def build_jaxpr(
         arg_names=tuple((names or {}).get(v, "") for v in invars),
         result_paths=("",) * len(outvars),
     )
-    jaxpr = Jaxpr(
-        (), list(invars), list(outvars), list(eqns), effects, info
-    )
+    jaxpr = Jaxpr((), list(invars), list(outvars), list(eqns), effects, info)
     return close_jaxpr(jaxpr)
 
 
@@ -178,9 +179,7 @@ def scan_params(eqn: Any) -> ScanParams:
     else:
         groups = p["ft_in"].unpack()
         consts, carry = len(groups[0]), len(groups[1])
-    return ScanParams(
-        p["jaxpr"], p["length"], p["reverse"], p["unroll"], consts, carry
-    )
+    return ScanParams(p["jaxpr"], p["length"], p["reverse"], p["unroll"], consts, carry)
 
 
 def bind_scan(
@@ -195,7 +194,10 @@ def bind_scan(
 ) -> list[Any]:
     """Bind scan on a ready body jaxpr: `(*consts, *carry, *x) -> (*carry, *y)`."""
     params: dict[str, Any] = {
-        "jaxpr": body, "length": length, "reverse": reverse, "unroll": unroll,
+        "jaxpr": body,
+        "length": length,
+        "reverse": reverse,
+        "unroll": unroll,
     }
     if ONE_CLASS:
         ft = loops_lib.ft
@@ -324,6 +326,7 @@ def is_array_aval(aval: Any) -> bool:
 
 def has_64_bit(jaxpr: Any) -> bool:
     """Whether any value of a jaxpr is 64 bit (it was traced under x64)."""
+
     def wide(v: Any) -> bool:
         return getattr(getattr(v.aval, "dtype", None), "itemsize", 0) == 8
 
@@ -340,8 +343,10 @@ def has_64_bit(jaxpr: Any) -> bool:
 @contextlib.contextmanager
 def same_x64(closed: Any) -> Iterator[None]:
     """Retrace under the x64 setting the jaxpr was made with."""
-    with jax.enable_x64(True) if has_64_bit(open_jaxpr(closed)) else (
-        contextlib.nullcontext()
+    with (
+        jax.enable_x64(True)
+        if has_64_bit(open_jaxpr(closed))
+        else (contextlib.nullcontext())
     ):
         yield
 
@@ -468,8 +473,10 @@ def dce(closed: Any) -> Any:
 def has_refs(closed: Any) -> bool:
     """Whether a program takes or makes mutable references."""
     jaxpr = open_jaxpr(closed)
-    return any(not is_array_aval(v.aval) and "Ref" in type(v.aval).__name__
-               for v in (*jaxpr.invars, *(o for e in jaxpr.eqns for o in e.outvars)))
+    return any(
+        not is_array_aval(v.aval) and "Ref" in type(v.aval).__name__
+        for v in (*jaxpr.invars, *(o for e in jaxpr.eqns for o in e.outvars))
+    )
 
 
 def traced_equations(
@@ -489,6 +496,8 @@ def traced_equations(
     def read(v: Any) -> Any:
         return v if isinstance(v, Literal) else env.get(v, v)
 
-    eqns = [e.replace(invars=[read(v) for v in e.invars],
-                      source_info=relocate(e, like)) for e in jaxpr.eqns]
+    eqns = [
+        e.replace(invars=[read(v) for v in e.invars], source_info=relocate(e, like))
+        for e in jaxpr.eqns
+    ]
     return eqns, [read(v) for v in jaxpr.outvars]

@@ -7,8 +7,19 @@ from typing import Any
 from rewriter import jax_compat as jc
 from rewriter.cost import Model
 
-_REFS = frozenset({"get", "swap", "addupdate", "ref_new", "mutable_array", "freeze",
-                   "new_ref", "empty_ref", "free_ref"})
+_REFS = frozenset(
+    {
+        "get",
+        "swap",
+        "addupdate",
+        "ref_new",
+        "mutable_array",
+        "freeze",
+        "new_ref",
+        "empty_ref",
+        "free_ref",
+    }
+)
 _BATCHING_CALLBACKS = frozenset({"expand_dims", "broadcast_all", "legacy_vectorized"})
 
 
@@ -64,8 +75,10 @@ def dear(eqn: Any, model: Model, overhead: float) -> str | None:
         together = model.control(eqn, [True] * len(eqn.invars))
         least = min(model.body(b) for b in branches)
         if together > least + overhead + model.machine.kernel:
-            return (f"batching cond runs all branches ({together:.0f} ns a step; "
-                    f"the cheapest costs {least:.0f} ns)")
+            return (
+                f"batching cond runs all branches ({together:.0f} ns a step; "
+                f"the cheapest costs {least:.0f} ns)"
+            )
     for inner in jc.sub_jaxprs(eqn):
         for e in jc.open_jaxpr(inner).eqns:
             reason = dear(e, model, overhead)
@@ -78,4 +91,6 @@ def contains(eqn: Any, primitive: str) -> bool:
     """Whether an equation is or holds one of a primitive."""
     return eqn.primitive.name == primitive or any(
         contains(e, primitive)
-        for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns)
+        for j in jc.sub_jaxprs(eqn)
+        for e in jc.open_jaxpr(j).eqns
+    )

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 
 from rewriter import phases
-from rewriter.cost import parse_bytes
-from rewriter.pass_manager import NUMERICS, Options
+from rewriter.memory import parse_bytes
+from rewriter.pass_base import NUMERICS, Options
 
 DEFAULT_MEMORY_BUDGET = "256MB"
 
@@ -52,7 +52,9 @@ def optimize(
 
 
 def make_options(
-    numerics: str, memory_budget: int | str, disable: str | Iterable[str],
+    numerics: str,
+    memory_budget: int | str,
+    disable: str | Iterable[str],
     require: str | Iterable[str] | None,
 ) -> Options:
     """Check the arguments of `optimize` and return them as `Options`.
@@ -62,29 +64,40 @@ def make_options(
         ValueError: if an argument is none of the allowed values.
     """
     if not isinstance(numerics, str):
-        raise TypeError(f"numerics: expected one of {', '.join(NUMERICS)}, "
-                        f"got {type(numerics).__name__}")
+        raise TypeError(
+            f"numerics: expected one of {', '.join(NUMERICS)}, "
+            f"got {type(numerics).__name__}"
+        )
     if numerics not in NUMERICS:
-        raise ValueError(f"numerics: expected one of {', '.join(map(repr, NUMERICS))}, "
-                         f"got {numerics!r}")
+        raise ValueError(
+            f"numerics: expected one of {', '.join(map(repr, NUMERICS))}, "
+            f"got {numerics!r}"
+        )
     names = frozenset(p.name for p in phases.passes())
     return Options(
-        numerics, parse_bytes(memory_budget), _names("disable", disable, names),
-        _names("require", require or (), names | {"vectorize"}))
+        numerics,
+        parse_bytes(memory_budget),
+        _names("disable", disable, names),
+        _names("require", require or (), names | {"vectorize"}),
+    )
 
 
-def _names(what: str, value: str | Iterable[str], allowed: frozenset[str]
-           ) -> frozenset[str]:
+def _names(
+    what: str, value: str | Iterable[str], allowed: frozenset[str]
+) -> frozenset[str]:
     items = (value,) if isinstance(value, str) else value
     try:
         chosen = frozenset(items)
     except TypeError:
-        raise TypeError(f"{what}: expected pass names, got "
-                        f"{type(value).__name__}") from None
+        raise TypeError(
+            f"{what}: expected pass names, got {type(value).__name__}"
+        ) from None
     unknown = sorted(str(c) for c in chosen - allowed)
     if unknown:
-        raise ValueError(f"{what}: unknown {', '.join(map(repr, unknown))}; "
-                         f"allowed are {', '.join(map(repr, sorted(allowed)))}")
+        raise ValueError(
+            f"{what}: unknown {', '.join(map(repr, unknown))}; "
+            f"allowed are {', '.join(map(repr, sorted(allowed)))}"
+        )
     return chosen
 
 
@@ -151,8 +164,10 @@ def static_arguments(
     positions = {i % len(order) if order else i for i in positions}
     by_keyword = {order[i] for i in positions if i < len(order)}
     by_position = {
-        order.index(k) for k in keywords
-        if k in parameters and parameters[k].kind is not inspect.Parameter.KEYWORD_ONLY
+        order.index(k)
+        for k in keywords
+        if k in parameters
+        and parameters[k].kind is not inspect.Parameter.KEYWORD_ONLY
         and parameters[k].kind is not inspect.Parameter.VAR_KEYWORD
     }
     return frozenset(positions | by_position), frozenset(keywords | by_keyword)

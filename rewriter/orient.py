@@ -50,7 +50,10 @@ def swapped_dot(left: Any, right: Any, params: Mapping[str, Any]) -> Any:
     if isinstance(precision, tuple):
         precision = precision[::-1]
     out = lax.dot_general(
-        right, left, ((rc, lc), (rb, lb)), precision=precision,
+        right,
+        left,
+        ((rc, lc), (rb, lb)),
+        precision=precision,
         preferred_element_type=params["preferred_element_type"],
     )
     batch = len(lb)
@@ -58,8 +61,11 @@ def swapped_dot(left: Any, right: Any, params: Mapping[str, Any]) -> Any:
     left_free = left.ndim - batch - len(lc)
     if right_free == 0 or left_free == 0:
         return out
-    order = (*range(batch), *range(batch + right_free, out.ndim),
-             *range(batch, batch + right_free))
+    order = (
+        *range(batch),
+        *range(batch + right_free, out.ndim),
+        *range(batch, batch + right_free),
+    )
     return lax.transpose(out, order)
 
 
@@ -70,17 +76,20 @@ def orient_equation(eqn: Any, batched: Sequence[bool]) -> Any:
     name = eqn.primitive.name
     if name == "scan":
         p = jc.scan_params(eqn)
-        flags = carry_fixpoint(jc.open_jaxpr(p.body), list(batched), p.num_consts, p.num_carry)
+        flags = carry_fixpoint(
+            jc.open_jaxpr(p.body), list(batched), p.num_consts, p.num_carry
+        )
         return jc.replace_params(eqn, jaxpr=_orient_closed(p.body, flags))
     if name == "while":
         n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
         body = eqn.params["body_jaxpr"]
         carry = len(batched) - n_cond - n_body
-        flags = carry_fixpoint(jc.open_jaxpr(body), list(batched)[n_cond:], n_body, carry)
+        flags = carry_fixpoint(
+            jc.open_jaxpr(body), list(batched)[n_cond:], n_body, carry
+        )
         return jc.replace_params(eqn, body_jaxpr=_orient_closed(body, flags))
     if name == "cond":
-        branches = tuple(_orient_closed(b, batched[1:])
-                         for b in eqn.params["branches"])
+        branches = tuple(_orient_closed(b, batched[1:]) for b in eqn.params["branches"])
         return jc.replace_params(eqn, branches=branches)
     key = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
     if not jc.is_closed(eqn.params[key]):
@@ -91,7 +100,8 @@ def orient_equation(eqn: Any, batched: Sequence[bool]) -> Any:
 def _has_dot(closed: Any) -> bool:
     return any(
         e.primitive.name == "dot_general" or any(_has_dot(j) for j in jc.sub_jaxprs(e))
-        for e in jc.open_jaxpr(closed).eqns)
+        for e in jc.open_jaxpr(closed).eqns
+    )
 
 
 def _orient_closed(closed: Any, batched: Sequence[bool]) -> Any:
@@ -108,7 +118,8 @@ def _orient_closed(closed: Any, batched: Sequence[bool]) -> Any:
         return [v.val if isinstance(v, jc.Literal) else env[v] for v in jaxpr.outvars]
 
     return jc.with_outputs_of(
-        jc.trace(run, [v.aval for v in jaxpr.invars], "oriented"), closed)
+        jc.trace(run, [v.aval for v in jaxpr.invars], "oriented"), closed
+    )
 
 
 def _has_swap(jaxpr: Any, variant: set[Any]) -> bool:

@@ -18,7 +18,7 @@ from rewriter import jax_compat as jc
 from rewriter.dependence import Dependence
 
 INFINITE = 10**9
-SPLIT_MIN = 200.0       # ns per step that an acyclic node must gain to open a new scan
+SPLIT_MIN = 200.0  # ns per step that an acyclic node must gain to open a new scan
 MAX_SCANS = 4
 
 
@@ -28,9 +28,9 @@ class Prices:
 
     loop: tuple[float, ...]
     batch: tuple[float, ...]
-    store: Callable[[Any], float]       # write and read back
-    read: Callable[[Any], float]        # read what is already in memory
-    scan: float                         # one more residual scan, per step
+    store: Callable[[Any], float]  # write and read back
+    read: Callable[[Any], float]  # read what is already in memory
+    scan: float  # one more residual scan, per step
 
 
 @dataclass(frozen=True)
@@ -45,13 +45,16 @@ class Partition:
     in_scan: dict[int, frozenset[int]]
     in_batch: dict[int, int]
     stored: frozenset[Any] = frozenset()
-    cost: float = 0.0                   # ns per step
-    loop_cost: float = 0.0              # ns per step of the loop as it is
+    cost: float = 0.0  # ns per step
+    loop_cost: float = 0.0  # ns per step of the loop as it is
 
     def scan_nodes(self, level: int) -> list[int]:
         """Return the nodes of residual scan `level`, in order."""
-        return [v for v in self.dependence.order
-                if level in self.in_scan.get(v, frozenset())]
+        return [
+            v
+            for v in self.dependence.order
+            if level in self.in_scan.get(v, frozenset())
+        ]
 
     def batch_nodes(self, stage: int) -> list[int]:
         """Return the nodes of batched stage `stage`, in order."""
@@ -116,8 +119,11 @@ class _Builder:
         return max(0.0, self.prices.loop[v] - self.prices.batch[v])
 
     def store(self, v: int) -> float:
-        return sum(self.prices.store(x) for x in self.dep.nodes[v].defines
-                   if not isinstance(x, jc.DropVar))
+        return sum(
+            self.prices.store(x)
+            for x in self.dep.nodes[v].defines
+            if not isinstance(x, jc.DropVar)
+        )
 
 
 def labels(dep: Dependence, prices: Prices, cap: int) -> dict[int, int]:
@@ -130,8 +136,14 @@ def labels(dep: Dependence, prices: Prices, cap: int) -> dict[int, int]:
     result: dict[int, int] = {}
     for v in dep.order:
         c = dep.component[v]
-        low = max((by_component.get(dep.component[p], 0)
-                   for p in dep.predecessors[v] if dep.component[p] != c), default=0)
+        low = max(
+            (
+                by_component.get(dep.component[p], 0)
+                for p in dep.predecessors[v]
+                if dep.component[p] != c
+            ),
+            default=0,
+        )
         if c in dep.sequential:
             low = low if low % 2 else low + 1
         elif gains[c] >= SPLIT_MIN and low % 2 and low < 2 * cap - 1:
@@ -160,8 +172,10 @@ def partition(dep: Dependence, prices: Prices) -> Partition:
         everything = {v: 0 for v in dep.order}
         return evaluate(Partition(dep, 0, {}, everything), prices, loop_cost)
     wanted = max((x + 1) // 2 for x in labels(dep, prices, MAX_SCANS).values())
-    found = [evaluate(_solve(dep, prices, cap), prices, loop_cost)
-             for cap in range(1, max(1, min(wanted, MAX_SCANS)) + 1)]
+    found = [
+        evaluate(_solve(dep, prices, cap), prices, loop_cost)
+        for cap in range(1, max(1, min(wanted, MAX_SCANS)) + 1)
+    ]
     return min(found, key=lambda p: (p.cost, p.scans))
 
 
@@ -184,37 +198,16 @@ def _solve(dep: Dependence, prices: Prices, cap: int) -> Partition:
     for k in range(1, levels + 1):
         _pre_cut(b, k, pred)
     _post_cut(b, pred)
-    return Partition(dep, levels, {v: frozenset(s) for v, s in b.in_scan.items()},
-                     dict(b.in_batch))
+    return Partition(
+        dep, levels, {v: frozenset(s) for v, s in b.in_scan.items()}, dict(b.in_batch)
+    )
 
 
 def _pre_cut(b: _Builder, k: int, pred: list[list[int]]) -> None:
     """Decide what is batched before scan k and what is recomputed inside it."""
     core = [v for v, level in b.core.items() if level == k]
     ancestors = _reach(core, pred) - set(b.core)
-    net = _Network()
-    for v in ancestors:
-        if v in b.stored:
-            net.edge("S", ("o", v), b.store(v) * 0.5)
-            continue
-        earlier = b.in_scan.get(v)
-        net.edge("S", ("i", v), INFINITE if earlier else b.gain(v))
-        net.edge(("i", v), ("o", v), b.store(v))
-        for p in pred[v]:
-            if p in ancestors:
-                net.edge(("o", p), ("i", v), INFINITE)
-            elif b.core.get(p, k) < k:
-                net.edge(("o", p), ("i", v), INFINITE)
-                net.edge("S", ("o", p), b.store(p) * 0.5)
-        for x in b.dep.nodes[v].reads:
-            if x not in b.dep.made:
-                net.edge("S", ("x", id(x)), b.prices.read(x))
-                net.edge(("x", id(x)), ("i", v), INFINITE)
-    for v in core:
-        for p in pred[v]:
-            if p in ancestors:
-                net.edge(("o", p), "T", INFINITE)
-    on_source = net.source_side()
+    on_source = _pre_network(b, k, pred, core, ancestors).source_side()
     batched: set[int] = set()
     for v in ancestors - b.stored:
         if not on_source(("i", v)):
@@ -228,13 +221,42 @@ def _pre_cut(b: _Builder, k: int, pred: list[list[int]]) -> None:
             b.in_batch[v] = k - 1
 
 
+def _pre_network(
+    b: _Builder, k: int, pred: list[list[int]], core: list[int], ancestors: set[int]
+) -> _Network:
+    net = _Network()
+    for v in ancestors:
+        if v in b.stored:
+            net.edge("S", ("o", v), b.store(v) * 0.5)
+            continue
+        net.edge("S", ("i", v), INFINITE if b.in_scan.get(v) else b.gain(v))
+        net.edge(("i", v), ("o", v), b.store(v))
+        for p in pred[v]:
+            if p in ancestors or b.core.get(p, k) < k:
+                net.edge(("o", p), ("i", v), INFINITE)
+            if p not in ancestors and b.core.get(p, k) < k:
+                net.edge("S", ("o", p), b.store(p) * 0.5)
+        for x in b.dep.nodes[v].reads:
+            if x not in b.dep.made:
+                net.edge("S", ("x", id(x)), b.prices.read(x))
+                net.edge(("x", id(x)), ("i", v), INFINITE)
+    for v in core:
+        for p in pred[v]:
+            if p in ancestors:
+                net.edge(("o", p), "T", INFINITE)
+    return net
+
+
 def _post_cut(b: _Builder, pred: list[list[int]]) -> None:
     """Decide what follows the last scan it depends on, and what stays inside it."""
     dep = b.dep
-    ys = {dep.made[a] for _, a in dep.loop.ys
-          if not isinstance(a, jc.Literal) and a in dep.made}
+    ys = {
+        dep.made[a]
+        for _, a in dep.loop.ys
+        if not isinstance(a, jc.Literal) and a in dep.made
+    }
     rest = {v for v in dep.order if v not in b.in_scan and v not in b.in_batch}
-    level: dict[int, int] = {}      # the earliest scan that could compute a node
+    level: dict[int, int] = {}  # the earliest scan that could compute a node
     for v in dep.order:
         if v in rest:
             level[v] = max((_available(b, level, p) for p in pred[v]), default=0)
@@ -280,10 +302,13 @@ def evaluate(plan: Partition, prices: Prices, loop_cost: float) -> Partition:
     dep = plan.dependence
     final = {a for _, a in dep.loop.ys if not isinstance(a, jc.Literal)}
     needed: set[Any] = set(final)
-    needed |= {c.carry.out for c in dep.nodes if c.carry is not None
-               and not isinstance(c.carry.out, jc.Literal)
-               and any(r is not None and r.carry is c.carry.var
-                       for r in dep.loop.results)}
+    needed |= {
+        c.carry.out
+        for c in dep.nodes
+        if c.carry is not None
+        and not isinstance(c.carry.out, jc.Literal)
+        and any(r is not None and r.carry is c.carry.var for r in dep.loop.results)
+    }
     in_scan: dict[int, set[int]] = {}
     in_batch: dict[int, int] = {}
     stored: set[Any] = set(v for v in final if v in dep.made)
@@ -316,8 +341,15 @@ def evaluate(plan: Partition, prices: Prices, loop_cost: float) -> Partition:
                     if made not in inside:
                         stored.add(x)
     cost += sum(prices.store(x) for x in stored - final)
-    return Partition(dep, plan.scans, {v: frozenset(s) for v, s in in_scan.items()},
-                     in_batch, frozenset(stored), cost, loop_cost)
+    return Partition(
+        dep,
+        plan.scans,
+        {v: frozenset(s) for v, s in in_scan.items()},
+        in_batch,
+        frozenset(stored),
+        cost,
+        loop_cost,
+    )
 
 
 def _inputs(dep: Dependence, v: int) -> tuple[Any, ...]:
@@ -329,7 +361,14 @@ def _inputs(dep: Dependence, v: int) -> tuple[Any, ...]:
 
 def _is_needed(dep: Dependence, v: int, needed: set[Any]) -> bool:
     node = dep.nodes[v]
-    return node.reduction is not None or any(x in needed for x in node.defines) or (
-        node.eqn is not None and bool(node.eqn.effects)) or (
-        node.carry is not None and any(
-            r is not None and r.carry is node.carry.var for r in dep.loop.results))
+    return (
+        node.reduction is not None
+        or any(x in needed for x in node.defines)
+        or (node.eqn is not None and bool(node.eqn.effects))
+        or (
+            node.carry is not None
+            and any(
+                r is not None and r.carry is node.carry.var for r in dep.loop.results
+            )
+        )
+    )

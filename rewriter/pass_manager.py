@@ -6,165 +6,35 @@ JAX lowers it, outside-in, on the program after `grad`, `vmap` and friends.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
-from rewriter.cost import Model, machine
 from rewriter.emit import emit_loop
-from rewriter.graph import TAG, Loop, is_emitted, is_kept, loop_of, prune
-from rewriter.indices import Scope
-from rewriter.remarks import Location, Remark, RemarkCode, failed, missed
+from rewriter.graph import Loop, is_emitted, is_kept, loop_of, prune
+from rewriter.inline import TAG
+from rewriter.pass_base import (
+    Context,
+    Emission,
+    EquationPass,
+    Event,
+    LoopPass,
+    Pass,
+    Phase,
+    hooks,
+)
+from rewriter.remarks import Location, Remark, failed, missed
+from rewriter.scope import Scope
 from rewriter.verify import used_outvars, verify
 
-
-class Phase(Enum):
-    """When a pass runs."""
-
-    EARLY = "early"
-    LATE = "late"
-    BOTH = "both"
-
-
-NUMERICS = ("strict", "reassociate", "fast")
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the user asked for; hashable, so that a tag can name it."""
-
-    numerics: str = "reassociate"
-    memory_budget: int = 256_000_000
-    disable: frozenset[str] = frozenset()
-    require: frozenset[str] = frozenset()
-
-    def allows(self, level: str) -> bool:
-        """Whether a pass of this numerics level may run."""
-        return NUMERICS.index(level) <= NUMERICS.index(self.numerics)
-
-
-Emission = Callable[[Sequence[Any]], list[Any]]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a pass found and means to do. `remark` says it in words."""
-
-    remark: Remark
-    outcome: str = ""           # of the loop, where the plan ends its treatment
-
-
-@dataclass(frozen=True)
-class Pass:
-    """One optimisation. Codes are class attributes; options are fields."""
-
-    name: ClassVar[str] = ""
-    phase: ClassVar[Phase] = Phase.BOTH
-    numerics: ClassVar[str] = "strict"
-    worth_emitting: ClassVar[bool] = True       # by itself; else only a view of roles
-    codes: ClassVar[dict[str, RemarkCode]] = {}
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Bind the declared codes to the pass name."""
-        super().__init_subclass__(**kwargs)
-        cls.codes = {}
-        for key, value in list(vars(cls).items()):
-            if isinstance(value, RemarkCode):
-                owned = value.owned_by(cls.name)
-                setattr(cls, key, owned)
-                cls.codes[owned.code] = owned
-
-
-@dataclass(frozen=True)
-class LoopPass(Pass):
-    """A pass over loops."""
-
-    def match(self, loop: Loop, ctx: Context) -> Plan | Remark:
-        """Return a plan, or the remark that says why not. Pure."""
-        raise NotImplementedError
-
-    def rewrite(self, plan: Any) -> Loop | Emission:
-        """Return the loop with other roles, or what emits its replacement."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class EquationPass(Pass):
-    """A pass over single equations of some primitives."""
-
-    primitives: ClassVar[frozenset[str]] = frozenset()
-
-    def match(self, eqn: Any, scope: Scope, ctx: Context) -> Plan | Remark:
-        """Return a plan, or the remark that says why not. Pure."""
-        raise NotImplementedError
-
-    def rewrite(self, plan: Any) -> Emission:
-        """Return what emits the replacement."""
-        raise NotImplementedError
-
-
-# ------------------------------------------------------------ context and events
-
-
-@dataclass(frozen=True)
-class Event:
-    """One rewrite, as the instrumentation hook sees it."""
-
-    pass_name: str
-    location: Location
-    plan: Any
-    seconds: float
-
-
-_hooks: list[Callable[[Event], None]] = []
-
-
-@contextlib.contextmanager
-def instrument(hook: Callable[[Event], None]) -> Iterator[None]:
-    """Call `hook` after every rewrite made inside this context."""
-    _hooks.append(hook)
-    try:
-        yield
-    finally:
-        _hooks.remove(hook)
-
-
-class Sink:
-    """Collects remarks and the verdict on each loop. This one keeps nothing."""
-
-    def remark(self, remark: Remark, eqn: Any = None) -> None:
-        """Take a remark about the loop made by `eqn`."""
-
-    def verdict(self, eqn: Any, outcome: str, remark: Remark) -> None:
-        """Take what became of the loop made by `eqn`."""
-
-
-@dataclass
-class Context:
-    """What passes may ask while they match."""
-
-    options: Options
-    phase: Phase
-    platform: str
-    sink: Sink = field(default_factory=Sink)
-    rewrites: int = 0
-
-    @property
-    def model(self) -> Model:
-        """The cost model of the platform."""
-        return Model(machine(self.platform))
-
-
-_BUDGET = 20_000     # rewrites of one program
-_ROUNDS = 8          # times that the role passes look at one loop
+_BUDGET = 20_000  # rewrites of one program
+_ROUNDS = 8  # times that the role passes look at one loop
 _done = 0
-_warned: set[str] = set()       # failures of the program in hand already warned about
+_warned: set[str] = set()  # failures of the program in hand already warned about
 
 
 def _bisect_limit() -> int:
@@ -190,8 +60,10 @@ class _Manager(Pass):
     name: ClassVar[str] = "pass-manager"
 
     FAILED = failed(
-        "exception", "{pass_name} raised {error}; the original runs",
-        "please report this with the program; REWRITER_DISABLE={pass_name} avoids it")
+        "exception",
+        "{pass_name} raised {error}; the original runs",
+        "please report this with the program; REWRITER_DISABLE={pass_name} avoids it",
+    )
     KEPT = missed("kept-by-user", "left alone inside rewriter.keep()")
     UNSEEN = missed("no-pass", "no pass looked at this loop")
     BUDGET = missed("rewrite-budget", "rewrite budget of {n} spent or bisected")
@@ -202,13 +74,22 @@ class Rewriter:
 
     def __init__(self, passes: Sequence[Pass], ctx: Context) -> None:
         off = ctx.options.disable | frozenset(
-            filter(None, os.environ.get("REWRITER_DISABLE", "").split(",")))
-        active = [p for p in passes if p.phase in (ctx.phase, Phase.BOTH)
-                  and p.name not in off and ctx.options.allows(p.numerics)]
+            filter(None, os.environ.get("REWRITER_DISABLE", "").split(","))
+        )
+        now = {
+            Phase.EARLY: (Phase.EARLY, Phase.BOTH),
+            Phase.LATE: (Phase.LATE, Phase.BOTH, Phase.LATE_ROLES),
+        }[ctx.phase]
+        active = [
+            p
+            for p in passes
+            if p.phase in now and p.name not in off and ctx.options.allows(p.numerics)
+        ]
         self.ctx = ctx
         loop_passes = [p for p in active if isinstance(p, LoopPass)]
-        self.role_passes = [p for p in loop_passes if p.phase is Phase.BOTH]
-        self.emitting_passes = [p for p in loop_passes if p.phase is not Phase.BOTH]
+        roles = (Phase.BOTH, Phase.LATE_ROLES)
+        self.role_passes = [p for p in loop_passes if p.phase in roles]
+        self.emitting_passes = [p for p in loop_passes if p.phase not in roles]
         self.equation_passes = [p for p in active if isinstance(p, EquationPass)]
         self._declined = _Manager.UNSEEN.at(Location("", 0))
         self.targets = frozenset().union(*(p.primitives for p in self.equation_passes))
@@ -238,24 +119,36 @@ class Rewriter:
         if not changed:
             return closed
         outvars = [_substituted(env, v) for v in jaxpr.outvars]
-        return jc.replace_eqns(closed, out, outvars, [v for v, _ in consts],
-                               [c for _, c in consts])
+        return jc.replace_eqns(
+            closed, out, outvars, [v for v, _ in consts], [c for _, c in consts]
+        )
 
     def _is_interesting(self, eqn: Any) -> bool:
-        return eqn.primitive.name in ("scan", "while") or (
-            eqn.primitive.name in self.targets) or (
-            next(iter(jc.sub_jaxprs(eqn)), None) is not None)
+        return (
+            eqn.primitive.name in ("scan", "while")
+            or (eqn.primitive.name in self.targets)
+            or (next(iter(jc.sub_jaxprs(eqn)), None) is not None)
+        )
 
     @staticmethod
-    def _splice(eqn: Any, ins: Sequence[Any], closed: Any, env: dict[Any, Any],
-                out: list[Any], consts: list[tuple[Any, Any]]) -> None:
+    def _splice(
+        eqn: Any,
+        ins: Sequence[Any],
+        closed: Any,
+        env: dict[Any, Any],
+        out: list[Any],
+        consts: list[tuple[Any, Any]],
+    ) -> None:
         inner = jc.open_jaxpr(closed)
         local = dict(zip(inner.invars, ins, strict=True))
         consts.extend(zip(inner.constvars, closed.consts, strict=True))
         for e in inner.eqns:
-            out.append(e.replace(
-                invars=[_substituted(local, v) for v in e.invars],
-                source_info=jc.relocate(e, eqn)))
+            out.append(
+                e.replace(
+                    invars=[_substituted(local, v) for v in e.invars],
+                    source_info=jc.relocate(e, eqn),
+                )
+            )
         for old, new in zip(used_outvars(eqn), inner.outvars, strict=True):
             env[old] = _substituted(local, new)
 
@@ -269,8 +162,7 @@ class Rewriter:
             return None
         if self.ctx.phase is Phase.EARLY:
             inner = self._inside(eqn)
-            return self._rewritten(inner, scope) or (
-                None if inner is eqn else inner)
+            return self._rewritten(inner, scope) or (None if inner is eqn else inner)
         replaced = self._rewritten(eqn, scope)
         if replaced is not None:
             return _Replacement(self.run(replaced.closed))
@@ -293,8 +185,9 @@ class Rewriter:
         name = eqn.primitive.name
         if name in ("pallas_call", "custom_vmap_call", "run_state"):
             return eqn
-        if self.ctx.phase is Phase.EARLY and name.startswith(("custom_jvp", "custom_vjp",
-                                                              "custom_lin")):
+        if self.ctx.phase is Phase.EARLY and name.startswith(
+            ("custom_jvp", "custom_vjp", "custom_lin")
+        ):
             return eqn
         if name in jc.JIT_NAMES and TAG in str(eqn.params.get("name", "")):
             return eqn
@@ -350,7 +243,7 @@ class Rewriter:
         self.ctx.sink.remark(plan.remark, eqn)
         if plan.outcome:
             self.ctx.sink.verdict(eqn, plan.outcome, plan.remark)
-        for hook in _hooks:
+        for hook in hooks:
             hook(Event(p.name, _where(eqn), plan, time.perf_counter() - started))
         return new
 
@@ -371,6 +264,7 @@ class Rewriter:
             emission = self._apply(p, loop)
             if emission is not None:
                 return self._traced(eqn, emission)
+        if self.emitting_passes:
             self.ctx.sink.verdict(eqn, "kept", self._declined)
         if not changed:
             return None

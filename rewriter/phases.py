@@ -12,15 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from rewriter import jax_compat as jc
-from rewriter.graph import TAG
-from rewriter.pass_manager import (
-    Context,
-    Options,
-    Phase,
-    Rewriter,
-    Sink,
-    new_program,
-)
+from rewriter.inline import TAG
+from rewriter.pass_base import Context, Options, Phase, Sink
+from rewriter.pass_manager import Rewriter, new_program
 from rewriter.remarks import Remark
 
 _options: dict[str, Options] = {}
@@ -38,8 +32,16 @@ def tag(name: str, options: Options) -> str:
 def _stable(options: Options) -> int:
     import zlib
 
-    return zlib.crc32(repr((options.numerics, options.memory_budget,
-                            sorted(options.disable), sorted(options.require))).encode())
+    return zlib.crc32(
+        repr(
+            (
+                options.numerics,
+                options.memory_budget,
+                sorted(options.disable),
+                sorted(options.require),
+            )
+        ).encode()
+    )
 
 
 def options_of(name: str) -> Options | None:
@@ -48,7 +50,7 @@ def options_of(name: str) -> Options | None:
     if start < 0:
         return None
     end = name.find("__", start + len(TAG))
-    return _options.get(name[start:end + 2])
+    return _options.get(name[start : end + 2])
 
 
 def passes() -> tuple[Any, ...]:
@@ -69,8 +71,9 @@ def late(closed: Any, options: Options, platform: str, sink: Sink | None = None)
     return _phase(closed, options, Phase.LATE, platform, sink)
 
 
-def _phase(closed: Any, options: Options, phase: Phase, platform: str,
-           sink: Sink | None) -> Any:
+def _phase(
+    closed: Any, options: Options, phase: Phase, platform: str, sink: Sink | None
+) -> Any:
     ctx = Context(options, phase, platform, sink or Sink())
     try:
         with jc.same_x64(closed):
@@ -84,7 +87,10 @@ def _phase(closed: Any, options: Options, phase: Phase, platform: str,
             raise
         warnings.warn(
             f"rewriter: {phase.value} passes raised {type(error).__name__}: {error}; "
-            "the original runs", RuntimeWarning, stacklevel=2)
+            "the original runs",
+            RuntimeWarning,
+            stacklevel=2,
+        )
         return closed
 
 
@@ -95,8 +101,11 @@ def _late_cached(closed: Any, options: Options, platform: str) -> Any:
     sink = _Required()
     new = late(closed, options, platform, sink)
     for remark in sink.kept:
-        warnings.warn(f"rewriter: required {', '.join(sorted(options.require))}, but "
-                      f"{remark}", RuntimeWarning, stacklevel=2)
+        warnings.warn(
+            f"rewriter: required {', '.join(sorted(options.require))}, but {remark}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return new
 
 
@@ -125,7 +134,10 @@ def install() -> bool:
         if not _installed:
             warnings.warn(
                 "rewriter: this JAX has no lowering hook; late passes run when the "
-                "function is traced, before grad and vmap", RuntimeWarning, stacklevel=3)
+                "function is traced, before grad and vmap",
+                RuntimeWarning,
+                stacklevel=3,
+            )
     return _installed
 
 

@@ -19,24 +19,45 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 
-ELEMENTS = 12           # largest value that is split
-OPERATIONS = 3000       # components of all equations together
+ELEMENTS = 12  # largest value that is split
+OPERATIONS = 3000  # components of all equations together
 
-_ELEMENTWISE = frozenset("""
-    add sub mul div rem neg sign abs max min pow integer_pow sqrt rsqrt cbrt exp exp2 log
-    log1p expm1 tanh logistic sin cos tan asin acos atan atan2 sinh cosh erf erf_inv erfc
-    square floor ceil round is_finite not and or xor eq ne lt le gt ge clamp nextafter
-    convert_element_type stop_gradient copy add_any shift_left shift_right_logical
-    shift_right_arithmetic lgamma digamma real imag bitcast_convert_type
-""".split())
-_REDUCE: dict[str, Callable[[Any, Any], Any]] = {
-    "reduce_sum": lax.add, "reduce_prod": lax.mul, "reduce_max": lax.max,
-    "reduce_min": lax.min, "reduce_and": lax.bitwise_and, "reduce_or": lax.bitwise_or,
-}
-_STRUCTURE = frozenset({
-    "broadcast_in_dim", "reshape", "squeeze", "expand_dims", "transpose", "slice", "rev",
-    "concatenate", "iota", "select_n", "empty", "empty2",
+# fmt: off
+_ELEMENTWISE = frozenset({
+    "add", "sub", "mul", "div", "rem", "neg", "sign", "abs", "max", "min", "pow",
+    "integer_pow", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "log", "log1p", "expm1",
+    "tanh", "logistic", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh",
+    "cosh", "erf", "erf_inv", "erfc", "square", "floor", "ceil", "round", "is_finite",
+    "not", "and", "or", "xor", "eq", "ne", "lt", "le", "gt", "ge", "clamp",
+    "nextafter", "convert_element_type", "stop_gradient", "copy", "add_any",
+    "shift_left", "shift_right_logical", "shift_right_arithmetic", "lgamma",
+    "digamma",
 })
+# fmt: on
+_REDUCE: dict[str, Callable[[Any, Any], Any]] = {
+    "reduce_sum": lax.add,
+    "reduce_prod": lax.mul,
+    "reduce_max": lax.max,
+    "reduce_min": lax.min,
+    "reduce_and": lax.bitwise_and,
+    "reduce_or": lax.bitwise_or,
+}
+_STRUCTURE = frozenset(
+    {
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "transpose",
+        "slice",
+        "rev",
+        "concatenate",
+        "iota",
+        "select_n",
+        "empty",
+        "empty2",
+    }
+)
 _LINEAR = frozenset({"dot_general", "lu", "triangular_solve"})
 
 
@@ -54,14 +75,20 @@ def operations(eqns: Sequence[Any]) -> int | None:
 def _count(eqn: Any) -> int | None:
     name = eqn.primitive.name
     for v in (*eqn.invars, *eqn.outvars):
-        if not jc.is_array_aval(v.aval) or jc.is_extended(v.aval) or (
-                v.aval.size > ELEMENTS or v.aval.size == 0):
+        if (
+            not jc.is_array_aval(v.aval)
+            or jc.is_extended(v.aval)
+            or (v.aval.size > ELEMENTS or v.aval.size == 0)
+        ):
             return None
     size = max((v.aval.size for v in eqn.outvars), default=1)
     if name == "cond":
         counts = [operations(jc.open_jaxpr(b).eqns) for b in eqn.params["branches"]]
-        return None if any(c is None for c in counts) else size + sum(
-            c for c in counts if c is not None)
+        return (
+            None
+            if any(c is None for c in counts)
+            else size + sum(c for c in counts if c is not None)
+        )
     if name in _ELEMENTWISE or name in _STRUCTURE:
         return int(size) if name in _ELEMENTWISE or name == "select_n" else 0
     if name in _REDUCE:
@@ -83,8 +110,11 @@ def _is_permutation(eqn: Any) -> bool:
     n = eqn.params["dimension_numbers"]
     operand, index = (v.aval.shape for v in eqn.invars[:2])
     return (
-        len(index) == 2 and index[1] == 1 and "FILL" not in str(eqn.params["mode"])
-        and tuple(n.start_index_map) == (0,) and tuple(n.collapsed_slice_dims) == (0,)
+        len(index) == 2
+        and index[1] == 1
+        and "FILL" not in str(eqn.params["mode"])
+        and tuple(n.start_index_map) == (0,)
+        and tuple(n.collapsed_slice_dims) == (0,)
         and not n.operand_batching_dims
         and tuple(n.offset_dims) == tuple(range(1, len(operand)))
         and tuple(eqn.params["slice_sizes"]) == (1, *operand[1:])
@@ -172,7 +202,8 @@ def _structure(eqn: Any, ins: list[np.ndarray]) -> np.ndarray:
     x = ins[0] if ins else None
     if name == "iota":
         ramp = np.arange(shape[p["dimension"]]).reshape(
-            [-1 if k == p["dimension"] else 1 for k in range(len(shape))])
+            [-1 if k == p["dimension"] else 1 for k in range(len(shape))]
+        )
         values = np.broadcast_to(ramp, shape).astype(p["dtype"])
         return split(values, shape, rows=False)
     if name.startswith("empty"):
@@ -202,13 +233,15 @@ def _select(which: np.ndarray, cases: Sequence[np.ndarray]) -> np.ndarray:
     which = np.broadcast_to(which, shape)
     out = np.empty(shape, object)
     for index in np.ndindex(*shape):
-        out[index] = lax.select_n(*_together([which[index],
-                                              *(c[index] for c in cases)]))
+        out[index] = lax.select_n(
+            *_together([which[index], *(c[index] for c in cases)])
+        )
     return out
 
 
-def _reduce(op: Callable[[Any, Any], Any], x: np.ndarray, axes: Sequence[int]
-            ) -> np.ndarray:
+def _reduce(
+    op: Callable[[Any, Any], Any], x: np.ndarray, axes: Sequence[int]
+) -> np.ndarray:
     kept = [k for k in range(x.ndim) if k not in axes]
     moved = x.transpose(*kept, *axes).reshape(*(x.shape[k] for k in kept), -1)
     out = np.empty(moved.shape[:-1], object)
@@ -228,7 +261,7 @@ def _dot(eqn: Any, left: np.ndarray, right: np.ndarray) -> np.ndarray:
     rf = [k for k in range(right.ndim) if k not in (*rc, *rb)]
     a = left.transpose(*lb, *lf, *lc)
     b = right.transpose(*rb, *rf, *rc)
-    batch = a.shape[:len(lb)]
+    batch = a.shape[: len(lb)]
     k = int(np.prod([left.shape[i] for i in lc], dtype=int))
     a = a.reshape(*batch, -1, k)
     b = b.reshape(*batch, -1, k)
@@ -237,7 +270,9 @@ def _dot(eqn: Any, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         rows, cols = a[index[:-1]], b[(*index[:-2], index[-1])]
         total = None
         for x, y in zip(rows, cols, strict=True):
-            product = lax.mul(*_together([jnp.asarray(x, dtype), jnp.asarray(y, dtype)]))
+            product = lax.mul(
+                *_together([jnp.asarray(x, dtype), jnp.asarray(y, dtype)])
+            )
             total = product if total is None else lax.add(*_together([total, product]))
         out[index] = jnp.zeros((), dtype) if total is None else total
     return out.reshape(eqn.outvars[0].aval.shape)
@@ -270,7 +305,8 @@ def _lu(matrix: np.ndarray, outvars: Sequence[Any]) -> list[np.ndarray]:
             for line in (a[:, j] for j in range(cols)):
                 line[k], line[i] = _swapped(swap, line[k], line[i])
             permutation[k], permutation[i] = _swapped(
-                swap, permutation[k], permutation[i])
+                swap, permutation[k], permutation[i]
+            )
         _eliminate(a, k)
     assert len(outvars) == 3
     return [a, _vector(pivots), _vector(permutation)]
@@ -296,12 +332,15 @@ def _eliminate(a: np.ndarray, k: int) -> None:
 
 
 def _swapped(swap: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    return (lax.select_n(*_together([swap, x, y])),
-            lax.select_n(*_together([swap, y, x])))
+    return (
+        lax.select_n(*_together([swap, x, y])),
+        lax.select_n(*_together([swap, y, x])),
+    )
 
 
-def _triangular_solve(params: Mapping[str, Any], a: np.ndarray, b: np.ndarray
-                      ) -> np.ndarray:
+def _triangular_solve(
+    params: Mapping[str, Any], a: np.ndarray, b: np.ndarray
+) -> np.ndarray:
     """Substitution, row by row, for `op(a) x = b`."""
     lower = params["lower"]
     if params["transpose_a"]:
@@ -339,16 +378,25 @@ def _cond(eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     results = []
     for closed in eqn.params["branches"]:
         jaxpr = jc.open_jaxpr(closed)
-        env = {v: split(c, v.aval.shape, rows=False) for v, c in zip(
-            jaxpr.constvars, closed.consts, strict=True)}
+        env = {
+            v: split(c, v.aval.shape, rows=False)
+            for v, c in zip(jaxpr.constvars, closed.consts, strict=True)
+        }
         env.update(zip(jaxpr.invars, ins[1:], strict=True))
         evaluate(jaxpr.eqns, env)
-        results.append([_literal(v) if isinstance(v, jc.Literal) else env[v]
-                        for v in jaxpr.outvars])
+        results.append(
+            [
+                _literal(v) if isinstance(v, jc.Literal) else env[v]
+                for v in jaxpr.outvars
+            ]
+        )
     which = ins[0].reshape(())[()]
     if which.dtype != jnp.bool_:
-        which = lax.clamp(jnp.asarray(0, which.dtype), which,
-                          jnp.asarray(len(results) - 1, which.dtype))
+        which = lax.clamp(
+            jnp.asarray(0, which.dtype),
+            which,
+            jnp.asarray(len(results) - 1, which.dtype),
+        )
     index = np.empty((), object)
     index[()] = which
     return [_select(index, cases) for cases in zip(*results, strict=True)]

@@ -11,10 +11,19 @@ from rewriter import jax_compat as jc
 from rewriter.graph import EMITTED, is_emitted
 from rewriter.remarks import Location
 
-_QUIET = frozenset({
-    "broadcast_in_dim", "reshape", "squeeze", "convert_element_type", "slice",
-    "stop_gradient", "copy", "expand_dims", "pvary",
-})
+_QUIET = frozenset(
+    {
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "convert_element_type",
+        "slice",
+        "stop_gradient",
+        "copy",
+        "expand_dims",
+        "pvary",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -70,8 +79,10 @@ def _outline(closed: Any, depth: int) -> list[str]:
         elif name not in _QUIET:
             work[name] += 1
     if work:
-        lines.append(indent + " ".join(
-            n if c == 1 else f"{n}*{c}" for n, c in sorted(work.items())))
+        lines.append(
+            indent
+            + " ".join(n if c == 1 else f"{n}*{c}" for n, c in sorted(work.items()))
+        )
     return lines + inner_lines
 
 

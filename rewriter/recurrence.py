@@ -27,8 +27,8 @@ class Associative:
 
     name: str
     combine: Callable[[Any, Any], Any]
-    reduce: Callable[[Any], Any]        # over the leading axis
-    exact: bool                         # order does not matter, floats included
+    reduce: Callable[[Any], Any]  # over the leading axis
+    exact: bool  # order does not matter, floats included
 
 
 ASSOCIATIVE: dict[str, Associative] = {
@@ -36,16 +36,26 @@ ASSOCIATIVE: dict[str, Associative] = {
     "prod": Associative("prod", lax.mul, lambda t: _same_dtype(jnp.prod, t), False),
     "max": Associative("max", lax.max, lambda t: jnp.max(t, axis=0), True),
     "min": Associative("min", lax.min, lambda t: jnp.min(t, axis=0), True),
-    "and": Associative("and", lax.bitwise_and,
-                       lambda t: jnp.bitwise_and.reduce(t, axis=0), True),
-    "or": Associative("or", lax.bitwise_or,
-                      lambda t: jnp.bitwise_or.reduce(t, axis=0), True),
-    "xor": Associative("xor", lax.bitwise_xor,
-                       lambda t: jnp.bitwise_xor.reduce(t, axis=0), True),
+    "and": Associative(
+        "and", lax.bitwise_and, lambda t: jnp.bitwise_and.reduce(t, axis=0), True
+    ),
+    "or": Associative(
+        "or", lax.bitwise_or, lambda t: jnp.bitwise_or.reduce(t, axis=0), True
+    ),
+    "xor": Associative(
+        "xor", lax.bitwise_xor, lambda t: jnp.bitwise_xor.reduce(t, axis=0), True
+    ),
 }
 _FAMILY = {
-    "add": "sum", "add_any": "sum", "sub": "sum", "mul": "prod", "max": "max",
-    "min": "min", "and": "and", "or": "or", "xor": "xor",
+    "add": "sum",
+    "add_any": "sum",
+    "sub": "sum",
+    "mul": "prod",
+    "max": "max",
+    "min": "min",
+    "and": "and",
+    "or": "or",
+    "xor": "xor",
 }
 
 
@@ -68,7 +78,7 @@ class Reduction:
     carry: Carry
     op: Associative
     terms: tuple[Term, ...]
-    eqns: tuple[int, ...]           # the accumulating equations
+    eqns: tuple[int, ...]  # the accumulating equations
 
     @property
     def is_exact(self) -> bool:
@@ -116,7 +126,8 @@ def reduction_of(
         term = eqn.invars[1 - position]
         var = eqn.outvars[0]
         if var.aval.shape != carry.var.aval.shape or (
-                var.aval.dtype != carry.var.aval.dtype):
+            var.aval.dtype != carry.var.aval.dtype
+        ):
             return None
         terms.append(Term(term, eqn.primitive.name == "sub"))
         chain.append(index)
@@ -130,7 +141,8 @@ def reduction_of(
 def _is_retyped(eqn: Any) -> bool:
     """Whether an equation only drops or adds a weak type."""
     return eqn.primitive.name == "convert_element_type" and (
-        eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype)
+        eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+    )
 
 
 def may_reorder(reduction: Reduction, numerics: str) -> bool:

@@ -51,12 +51,19 @@ class Remark:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the remark as plain JSON values."""
-        args = {k: v if isinstance(v, (int, float, str, bool)) else str(v)
-                for k, v in self.args.items()}
+        args = {
+            k: v if isinstance(v, (int, float, str, bool)) else str(v)
+            for k, v in self.args.items()
+        }
         return {
-            "kind": self.kind, "code": self.code, "location": str(self.location),
-            "file": self.location.file, "line": self.location.line,
-            "message": self.message, "args": args, "suggestion": self.suggestion,
+            "kind": self.kind,
+            "code": self.code,
+            "location": str(self.location),
+            "file": self.location.file,
+            "line": self.location.line,
+            "message": self.message,
+            "args": args,
+            "suggestion": self.suggestion,
             "loop": self.loop,
         }
 
@@ -82,8 +89,12 @@ class RemarkCode:
     def at(self, place: Location, /, **args: Any) -> Remark:
         """Make the remark at a place, its message filled with `args`."""
         return Remark(
-            self.kind, self.code, place, self.template.format(**args),
-            MappingProxyType(dict(args)), self.suggest.format(**args),
+            self.kind,
+            self.code,
+            place,
+            self.template.format(**args),
+            MappingProxyType(dict(args)),
+            self.suggest.format(**args),
         )
 
     def owned_by(self, owner: str) -> RemarkCode:

@@ -105,9 +105,13 @@ class Verdict:
     def to_dict(self) -> dict[str, Any]:
         """Return the verdict as plain JSON values."""
         values = dict(vars(self))
-        values.update(location=str(self.location), file=self.location.file,
-                      line=self.location.line, function=self.location.function,
-                      notes=list(self.notes))
+        values.update(
+            location=str(self.location),
+            file=self.location.file,
+            line=self.location.line,
+            function=self.location.function,
+            notes=list(self.notes),
+        )
         return values
 
 
@@ -135,7 +139,8 @@ class Report:
         lines = [
             f"{self.name}: {loops}, {changed} rewritten "
             f"({self.platform}, {self.numerics}, "
-            f"budget {format_bytes(self.memory_budget)})"]
+            f"budget {format_bytes(self.memory_budget)})"
+        ]
         for v in self.verdicts:
             lines += ["", *_verdict_lines(v, width)]
         failures = [r for r in self.remarks if r.kind == "failed"]
@@ -145,22 +150,34 @@ class Report:
 
     def to_json(self) -> str:
         """Return verdicts, remarks and outlines as JSON text."""
-        return json.dumps({
-            "name": self.name, "platform": self.platform, "numerics": self.numerics,
-            "memory_budget": self.memory_budget,
-            "verdicts": [v.to_dict() for v in self.verdicts],
-            "remarks": [r.to_dict() for r in self.remarks],
-            "before": self.before.outline(), "after": self.after.outline(),
-            "seconds": self.seconds,
-        }, indent=1)
+        return json.dumps(
+            {
+                "name": self.name,
+                "platform": self.platform,
+                "numerics": self.numerics,
+                "memory_budget": self.memory_budget,
+                "verdicts": [v.to_dict() for v in self.verdicts],
+                "remarks": [r.to_dict() for r in self.remarks],
+                "before": self.before.outline(),
+                "after": self.after.outline(),
+                "seconds": self.seconds,
+            },
+            indent=1,
+        )
 
 
 def _verdict_lines(v: Verdict, width: int) -> list[str]:
     indent = "  " * v.depth
-    where = f"{v.location}" + (f" in {v.location.function}" if v.location.function
-                               and not v.location.function.startswith("<") else "")
-    steps = "unknown trip count" if v.trip_count is None else (
-        f"{v.trip_count} step" + ("s" if v.trip_count != 1 else ""))
+    where = f"{v.location}" + (
+        f" in {v.location.function}"
+        if v.location.function and not v.location.function.startswith("<")
+        else ""
+    )
+    steps = (
+        "unknown trip count"
+        if v.trip_count is None
+        else (f"{v.trip_count} step" + ("s" if v.trip_count != 1 else ""))
+    )
     head = f"{indent}{where}: {v.primitive}, {steps} -> {v.outcome}"
     lines = [head, *_wrapped(v.message, width, indent + "    ")]
     for note in v.notes:
@@ -172,8 +189,9 @@ def _verdict_lines(v: Verdict, width: int) -> list[str]:
 
 
 def _wrapped(text: str, width: int, indent: str) -> list[str]:
-    return textwrap.wrap(text, width, initial_indent=indent,
-                         subsequent_indent=indent + "  ") or [indent]
+    return textwrap.wrap(
+        text, width, initial_indent=indent, subsequent_indent=indent + "  "
+    ) or [indent]
 
 
 def format_bytes(n: float) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rewriter.cost import Footprint
+from rewriter.memory import Footprint
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Schedule:
     """`block` rows at once, or the whole trip when None."""
 
     block: int | None
-    bytes_per_step: int         # beyond the outputs that the loop stacks anyway
+    bytes_per_step: int  # beyond the outputs that the loop stacks anyway
     length: int
 
     @property
@@ -63,6 +63,7 @@ def divisor_near(length: int, target: int, most: int) -> int:
     best = None
     for size in range(max(1, target // 2), min(most, 2 * target) + 1):
         if length % size == 0 and (
-                best is None or abs(size - target) < abs(best - target)):
+            best is None or abs(size - target) < abs(best - target)
+        ):
             best = size
     return best or target

@@ -37,6 +37,7 @@ def trace_function(
         out_tree.append(shape)
         return out
 
-    closed = jc.trace(run, [jc.abstractify(x) for x in flat],
-                      getattr(f, "__name__", "f"))
+    closed = jc.trace(
+        run, [jc.abstractify(x) for x in flat], getattr(f, "__name__", "f")
+    )
     return Traced(closed, flat, out_tree[0])

@@ -1,0 +1,90 @@
+"""Constants of the cost model, per backend.
+
+Those of the CPU were measured with `python -m benchmarks constants` on two cores of an
+AMD EPYC 9004; those of the GPU come from public figures (a launch takes about 3 us,
+memory 2 TB/s, float32 30 TFLOP/s) and wait for a measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Constants of a backend. Times in ns, sizes in bytes."""
+
+    name: str
+    small_step: float  # one step of a loop that XLA compiles as one function
+    step: float  # one step of any other loop
+    kernel: float  # one kernel inside such a step
+    vector_call: float  # one matrix-vector product inside a step
+    matrix_call: float  # one matrix-matrix product inside a step
+    row_call: float  # one row of a batched product
+    library_call: float  # one LAPACK call inside a step
+    draw_call: float  # one RNG draw inside a step
+    flop_vector: float  # per flop, matrix-vector inside a step
+    flop_matrix: float  # per flop, matrix-matrix inside a step
+    flop_batch: float  # per flop, rows against one shared matrix
+    flop_own: float  # per flop, every row with its own matrices
+    byte_loop: float  # per byte of a matrix too big for cache
+    byte_own: float  # per byte of a row's own matrix, batched
+    element: float  # per element of a cheap operation inside a step
+    element_batched: float
+    draw: float  # per element of a draw, in units of `element`
+    byte_stored: float  # write and read back what crosses
+    cache: int  # bytes a block of rows should stay within
+    small_elements: int  # largest value in a loop compiled as one function
+
+
+CPU = Machine(
+    name="cpu",
+    small_step=4.0,
+    step=60.0,
+    kernel=110.0,
+    vector_call=150.0,
+    matrix_call=450.0,
+    row_call=12.0,
+    library_call=900.0,
+    draw_call=200.0,
+    flop_vector=0.025,
+    flop_matrix=0.03,
+    flop_batch=0.011,
+    flop_own=0.024,
+    byte_loop=0.03,
+    byte_own=0.07,
+    element=0.25,
+    element_batched=0.12,
+    draw=60.0,
+    byte_stored=0.06,
+    cache=2 << 20,
+    small_elements=64,
+)
+GPU = Machine(
+    name="gpu",
+    small_step=6000.0,
+    step=6000.0,
+    kernel=3000.0,
+    vector_call=5000.0,
+    matrix_call=5000.0,
+    row_call=0.1,
+    library_call=30000.0,
+    draw_call=5000.0,
+    flop_vector=0.001,
+    flop_matrix=0.0002,
+    flop_batch=0.00005,
+    flop_own=0.0002,
+    byte_loop=0.0006,
+    byte_own=0.0006,
+    element=0.002,
+    element_batched=0.002,
+    draw=10.0,
+    byte_stored=0.001,
+    cache=64 << 20,
+    small_elements=64,
+)
+
+
+def machine(platform: str) -> Machine:
+    """Return the constants of a platform; every accelerator counts as a GPU."""
+    return CPU if platform == "cpu" else GPU
