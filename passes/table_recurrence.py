@@ -7,9 +7,9 @@ table is a stacked output.
 Why it pays: what does not read the window may be batched, and the loop carries w rows
 where it carried the table.
 
-Legality: written rows are distinct and in order, every read is of the row written k steps
-before, 1 <= k <= w, or of a row of the initial table that a shift register of w rows
-holds. Numerics: strict (bit-exact).
+Legality: written rows are distinct and in order; every read is of the row written k
+steps before, 1 <= k <= w, or of a row of the initial table that a shift register of w
+rows holds. Numerics: strict (bit-exact).
 
 Before and after (run as a test):
 

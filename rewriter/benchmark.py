@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from rewriter import jax_compat as jc
 from rewriter.report import format_bytes
 
 
@@ -102,7 +103,7 @@ def benchmark(
         raise ValueError(f"rounds: expected at least 1, got {rounds}")
     options = {k: v for k, v in jit_options.items() if not k.startswith("donate")}
     original = jax.jit(f, **options)
-    if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves((args, kwargs))):
+    if any(jc.is_tracer(a) for a in jax.tree.leaves((args, kwargs))):
         raise ValueError("benchmark: expected arrays, got tracers (inside jit or grad)")
     programs, outs, compile_s, peaks = [], [], [], []
     for g in (original, rewritten):
@@ -167,7 +168,7 @@ def difference(a: Any, b: Any) -> float:
     """Return the largest |a - b| / max|b| over the leaves of two results."""
     worst = 0.0
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        if jax.dtypes.issubdtype(getattr(x, "dtype", np.float64), jax.dtypes.extended):
+        if jc.is_extended(x):
             continue
         p, q = (np.nan_to_num(np.asarray(v).astype(np.complex128)) for v in (x, y))
         scale = float(np.max(np.abs(q), initial=0.0)) or 1.0

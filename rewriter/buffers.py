@@ -128,7 +128,7 @@ class Indices:
 
     def parts(self, atom: Any) -> list[Any] | None:
         """Split an index vector of shape (k,) into k scalar atoms of the body."""
-        if atom.aval.shape == (1,):
+        if tuple(atom.aval.shape) == (1,):
             known = self.of(atom)
             if isinstance(known, Affine):
                 return [
@@ -145,7 +145,7 @@ class Indices:
                 return None
             return [a for f in found if f is not None for a in f]
         if eqn.primitive.name in ("broadcast_in_dim", "reshape") and (
-            atom.aval.shape == (1,) and not eqn.invars[0].aval.shape
+            atom.aval.shape == (1,) and not getattr(eqn.invars[0].aval, "shape", (1,))
         ):
             return [eqn.invars[0]]
         return None

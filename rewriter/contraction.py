@@ -202,8 +202,10 @@ def _factors(
     if isinstance(atom, jc.Literal) or len(out) > 6:
         return False
     eqn = _eqn(part, atom)
-    name = "" if eqn is None else eqn.primitive.name
-    alone = eqn is not None and _readers(part, atom) == 1 and atom not in part.stored
+    if eqn is None:
+        return _leaf(atom, axes, out)
+    name = eqn.primitive.name
+    alone = _readers(part, atom) == 1 and atom not in part.stored
     if name == "mul" and all(
         v.aval.shape in (atom.aval.shape, ()) or _keeps(v, atom) for v in eqn.invars
     ):
@@ -224,10 +226,13 @@ def _factors(
             if alone:
                 replaced.append(eqn)
             return True
-    real = tuple(a for a, s in zip(axes, atom.aval.shape, strict=True))
+    return _leaf(atom, axes, out)
+
+
+def _leaf(atom: Any, axes: tuple[int, ...], out: list[Factor]) -> bool:
     if any(s == 1 for s in atom.aval.shape):
         return False
-    out.append(Factor(atom, real))
+    out.append(Factor(atom, axes))
     return True
 
 

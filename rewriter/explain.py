@@ -125,7 +125,7 @@ def explain(f: Callable[..., Any], **options: Any) -> Callable[..., Report]:
     from rewriter.optimize import optimize
 
     if hasattr(f, "explain") and not options:
-        return f.explain
+        return getattr(f, "explain")  # noqa: B009
     return optimize(f, **options).explain
 
 

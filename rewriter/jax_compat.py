@@ -39,6 +39,10 @@ jaxpr_as_fun = core.jaxpr_as_fun
 check_jaxpr = core.check_jaxpr
 
 
+# pyright: reportAttributeAccessIssue=false, reportCallIssue=false
+# pyright: reportArgumentType=false, reportPrivateImportUsage=false
+# (this file reads attributes that only some releases have)
+
 # ---------------------------------------------------------------- jaxprs
 
 
@@ -306,6 +310,16 @@ def coerce(value: Any, aval: Any) -> Any:
 def is_extended(aval: Any) -> bool:
     """Whether an aval has an extended dtype (typed PRNG keys)."""
     return jax.dtypes.issubdtype(aval.dtype, jax.dtypes.extended)
+
+
+def is_tracer(value: Any) -> bool:
+    """Whether a value is a tracer, not an array."""
+    return isinstance(value, core.Tracer)
+
+
+def dtype_of(atom: Any) -> Any:
+    """Return the dtype of a variable or literal."""
+    return atom.aval.dtype
 
 
 def is_integer(aval: Any) -> bool:

@@ -105,7 +105,7 @@ def _decorate(f: Any, *, options: Options, jit_options: dict[str, Any]) -> Any:
     if not callable(f):
         raise TypeError(f"f: expected a callable, got {type(f).__name__}")
     phases.install()
-    jitted = jax.jit(_with_early(f, options, jit_options), **jit_options)
+    jitted: Any = jax.jit(_with_early(f, options, jit_options), **jit_options)
     from rewriter.benchmark import benchmark
     from rewriter.explain import explain_call
 

@@ -72,7 +72,7 @@ def run(
 def _rows(plan: Stages, stacked: Env, atom: Any, length: int) -> Any:
     """Return an atom with one row per step."""
     if isinstance(atom, jc.Literal):
-        value = jnp.asarray(atom.val, atom.aval.dtype)
+        value = jnp.asarray(atom.val, jc.dtype_of(atom))
     elif atom in stacked:
         return stacked[atom]
     else:
