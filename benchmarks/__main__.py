@@ -22,6 +22,7 @@ _MODULES = {
     "rewrite-time": "benchmarks.rewrite_time",
     "dispatch": "benchmarks.dispatch",
     "memory": "benchmarks.memory",
+    "constants": "benchmarks.constants",
 }
 
 
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         ("rewrite-time", _add_rewrite_time, "what rewriting costs, and how it grows"),
         ("dispatch", _add_dispatch, "what a cached call costs against jax.jit"),
         ("memory", _add_memory, "temporary bytes and peak RSS of the cases"),
+        ("constants", _add_dispatch, "the cost model against measured rows"),
     ):
         add(commands.add_parser(name, parents=[common], help=text, description=text))
     return parser

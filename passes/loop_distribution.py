@@ -139,7 +139,8 @@ class LoopDistribution(LoopPass):
         invariant = _invariant(dep)
         part = partition(dep, _prices(dep, model, invariant, overhead, tiny))
         tiny = tiny and part.is_map
-        before, after = part.loop_cost, part.cost
+        before = part.loop_cost
+        after = part.cost + model.stages(part.scans + 1, loop.length)
         if before < after * self.min_gain or not _moves_work(part, invariant):
             return self._reason(dep, before, after)
         size, kept = (Footprint(), 0) if tiny else _footprint(part, invariant)
@@ -263,10 +264,15 @@ def _forced(loop: Loop, model: Model, overhead: float) -> dict[int, str]:
 
 def _in_planes(loop: Loop) -> bool:
     """Whether the body works on tiny arrays, better as planes of components."""
-    sizes = [
-        v.aval.size for e in loop.eqns for v in e.outvars if hasattr(v.aval, "size")
+    shapes = [
+        v.aval.shape
+        for e in loop.eqns
+        for v in e.outvars
+        if hasattr(v.aval, "shape") and v.aval.shape
     ]
-    if not any(s > 1 for s in sizes) or loop.carries:
+    if loop.carries or not any(s[-1] > 1 for s in shapes):
+        return False
+    if any(s[-1] > planes.WIDEST for s in shapes):
         return False
     return planes.operations(loop.eqns) is not None
 
@@ -297,10 +303,10 @@ def _prices(
     loop_ns, batch_ns = [], []
     for node in dep.nodes:
         if node.eqn is not None:
-            cost = model.loop(node.eqn)
-            loop_ns.append(cost)
+            cost = 0.0 if node.id in invariant else model.loop(node.eqn)
+            loop_ns.append(cost)  # what does not change XLA lifts by itself
             if node.id in invariant:
-                batch_ns.append(cost if cost < m.small_step else 0.0)
+                batch_ns.append(0.0)
             elif tiny:
                 count = planes.operations([node.eqn]) or 0
                 batch_ns.append(

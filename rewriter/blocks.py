@@ -53,7 +53,8 @@ def _blocks(plan: Stages, size: int, state: Env, xs: Env) -> tuple[Env, dict[int
     """Run the stages block by block along the trip."""
     length = plan.loop.length
     keys = list(state)
-    if length % size == 0:
+    if length % size == 0 or any(jc.is_extended(a.aval) for _, a in plan.loop.ys):
+        size = size if length % size == 0 else length
         return _even_blocks(plan, size, state, xs, keys)
     return _uneven_blocks(plan, size, state, xs, keys)
 

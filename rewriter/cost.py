@@ -13,6 +13,7 @@ from rewriter.machine import Machine
 
 # relative price of one element, in units of a cheap one
 _WEIGHT = {
+    "transpose": 0.2,
     "exp": 3,
     "exp2": 3,
     "log": 4,
@@ -173,6 +174,10 @@ class Model:
             return (m.draw_call if size > 4 else 20.0) + m.draw * m.element * size
         return self.weight(eqn) * m.element * size
 
+    def stages(self, count: int, length: int) -> float:
+        """Return ns per step of entering `count` batched stages."""
+        return self.machine.stage * count / max(1, length)
+
     def weight(self, eqn: Any) -> float:
         """Return the relative price of one element of an operation."""
         return _WEIGHT.get(eqn.primitive.name, 1)
@@ -308,5 +313,5 @@ def _library_power(eqn: Any) -> float:
     shape = getattr(eqn.invars[0].aval, "shape", ())
     n = shape[-1] if shape else 1
     if eqn.primitive.name in _IN_LINE or eqn.primitive.name == "fft":
-        return 60.0 * math.log2(max(2, n))
+        return 800.0 * math.log2(max(2, n))
     return float(n)

@@ -151,7 +151,9 @@ class Loop:
 
     def name(self, var: Any) -> str:
         """Return the user's name of a carry or input."""
-        return self.names.get(var, "value")
+        known = self.names.get(var, "")
+        position = next((i for i, c in enumerate(self.carries) if c.var is var), None)
+        return known or ("a value" if position is None else f"carry {position}")
 
     def made_by(self) -> dict[Any, int]:
         """Map every variable of the body to the equation that makes it."""

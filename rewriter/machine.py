@@ -34,6 +34,7 @@ class Machine:
     draw: float  # per element of a draw, in units of `element`
     byte_stored: float  # write and read back what crosses
     cache: int  # bytes a block of rows should stay within
+    stage: float  # entering one batched stage, per trip
     small_elements: int  # largest value in a loop compiled as one function
 
 
@@ -58,6 +59,7 @@ CPU = Machine(
     draw=60.0,
     byte_stored=0.06,
     cache=2 << 20,
+    stage=2000.0,
     small_elements=64,
 )
 GPU = Machine(
@@ -81,6 +83,7 @@ GPU = Machine(
     draw=10.0,
     byte_stored=0.001,
     cache=64 << 20,
+    stage=20000.0,
     small_elements=64,
 )
 

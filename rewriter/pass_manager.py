@@ -183,7 +183,7 @@ class Rewriter:
     def _inside(self, eqn: Any) -> Any:
         """Rewrite the programs inside an equation."""
         name = eqn.primitive.name
-        if name in ("pallas_call", "custom_vmap_call", "run_state"):
+        if name in ("pallas_call", "custom_vmap_call", "run_state", "xla_pmap"):
             return eqn
         if self.ctx.phase is Phase.EARLY and name.startswith(
             ("custom_jvp", "custom_vjp", "custom_lin")

@@ -19,7 +19,8 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 
-ELEMENTS = 12  # largest value that is split
+ELEMENTS = 16  # largest value that is split
+WIDEST = 8  # innermost axis from which on rows suit vector units as they are
 OPERATIONS = 3000  # components of all equations together
 
 # fmt: off

@@ -41,6 +41,12 @@ def any_recipe(w: Writer) -> Recipe:
     return w.draw(RECIPES)(w)
 
 
+def index_carry(first: int) -> Recipe:
+    """Count the steps from a first value."""
+    (c,) = yield [Slot(f"jnp.int32({first})", (), "i")]
+    yield [f"{c} + 1"]
+
+
 def initial(w: Writer, shape: Shape, kind: str = "f") -> str:
     """Return text for an initial value: zeros, ones or something in scope."""
     if kind == "f" and w.chance(0.5):
@@ -366,7 +372,7 @@ def buffer(w: Writer) -> Recipe:
             "{c}.at[{i}].set({x}, mode='clip')": 0.7,
             "{c}.at[{i}].set({x}).at[{j}].add(0.1)": 0.7,
             "jnp.where({p}, {c}.at[{i}].set({x}), {c})": 0.7,
-            "{c}.at[{i}].set({c}[{j}] + {x})": 0.7,
+            "{c}.at[{i}].set(0.5 * {c}[{j}] + {x})": 2,
         }
     )
     if "multiply" in text:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.generate_carries import Recipe, Slot, any_recipe
+from tests.generate_carries import Recipe, Slot, any_recipe, index_carry
 from tests.generate_ops import write_operation
 from tests.generate_text import Index, Value, Writer
 
@@ -28,6 +28,13 @@ class Carries:
             for names, slots in zip(self.names, self.slots, strict=True)
             for pair in zip(names, slots, strict=True)
         ]
+
+    def add_index(self, index: Index) -> None:
+        """Add a carry that counts the steps under the name of this index."""
+        recipe = index_carry(index.first)
+        self.recipes.insert(0, recipe)
+        self.slots.insert(0, next(recipe))
+        self.names.insert(0, [index.name])
 
     def inits(self, w: Writer) -> list[str]:
         """Return the initial values, sometimes one for two carries of a type."""
@@ -166,7 +173,11 @@ def scan(w: Writer) -> None:
     index = Index(name, w.choose(0, 0, 1), 1, trip)
     with w.iterating(index):
         carries = make_carries(w, 0, 3)
-        xs = rows(w, trip, 0, 3) + counter_rows(w, index)
+        xs = rows(w, trip, 0, 3)
+        if w.chance(0.5):
+            xs += counter_rows(w, index)
+        elif name:
+            carries.add_index(index)
         function, stacked = write_scan_body(w, carries, xs)
     array = tuple_text([text for text, _ in xs])
     options = "" if xs and w.chance(0.8) else f", length={trip}"

@@ -259,4 +259,5 @@ class Writer:
             f"({i} * {i}) % {size}",
             f"({i} ^ 1)",
             f"{last} - {i}",
+            f"{self.number(0, size)}",
         )

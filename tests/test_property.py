@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
 import pytest
 
 from rewriter import optimize
-from tests.fuzz import program_of
+from tests.fuzz import eager_rewriting, program_of
 from tests.generate import Program, random_program
 from tests.generate_compare import check, check_report
 
 CHUNK = 20  # programs per test
-VALUES = range(0, 300, CHUNK)
-GRADIENTS = range(1000, 1120, CHUNK)
+VALUES = range(0, 200, CHUNK)
+EAGER = range(500, 640, CHUNK)
+GRADIENTS = range(1000, 1100, CHUNK)
+VMAPPED = range(1500, 1540, CHUNK)
 STRICT = range(2000, 2060, CHUNK)
 REPORTS = range(3000, 3100, CHUNK)
-GROUPS = range(4000, 4003)
+GROUPS = range(4000, 4002)
 
 
 def programs(first: int) -> list[tuple[int, Program]]:
@@ -26,7 +29,7 @@ def programs(first: int) -> list[tuple[int, Program]]:
     return [(seed, program_of(seed)) for seed in range(first, first + CHUNK)]
 
 
-def assert_each(first: int, test) -> None:
+def assert_each(first: int, test: Callable[[Program], object]) -> None:
     """Assert that a test passes for each program of a chunk; show those that fail."""
     failures = []
     with warnings.catch_warnings():
@@ -44,6 +47,20 @@ def assert_each(first: int, test) -> None:
 def test_results_agree(first: int) -> None:
     """Values, types and NaN positions agree at the default level."""
     assert_each(first, lambda program: check(program, optimize))
+
+
+@pytest.mark.parametrize("first", EAGER)
+def test_results_agree_where_all_that_is_legal_is_rewritten(first: int) -> None:
+    """Values agree when nothing stays a loop for its price, in small blocks too."""
+    small = partial(optimize, memory_budget=1500)
+    with eager_rewriting():
+        assert_each(first, lambda program: check(program, small))
+
+
+@pytest.mark.parametrize("first", VMAPPED)
+def test_vmapped_results_agree(first: int) -> None:
+    """Values agree under vmap of the optimised function."""
+    assert_each(first, lambda program: check(program, optimize, vmap=True))
 
 
 @pytest.mark.parametrize("first", GRADIENTS)

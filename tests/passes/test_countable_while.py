@@ -81,7 +81,13 @@ def _bound_is_an_argument(x, n):
     return lax.fori_loop(0, n, lambda i, c: jnp.sin(c) + i, x)
 
 
-@others.add(X, 2, code=BOUND)
+@others.add(X, 7, code=BOUND)
+def _bound_is_closed_over(x, n):
+    body = lambda c: (c[0] + 1, jnp.sin(c[1]))  # noqa: E731
+    return lax.while_loop(lambda c: c[0] < n, body, (0, x))
+
+
+@others.add(X, 2)
 def _start_is_an_argument(x, n):
     return lax.fori_loop(n, 8, lambda i, c: jnp.sin(c) + i, x)
 
