@@ -95,7 +95,8 @@ class CountableWhile(EquationPass):
         def emit(args: Any) -> list[Any]:
             carry = args[skip + consts :]
             if plan.trip == 0:
-                return list(carry)
+                outs = plan.eqn.outvars
+                return [jc.coerce(c, v.aval) for c, v in zip(carry, outs, strict=True)]
             return jc.bind_scan(
                 p["body_jaxpr"],
                 args[skip : skip + consts],
@@ -216,13 +217,15 @@ def _count(holds: Callable[..., bool | None], most: int) -> int | None:
 
 
 def _reads_counter(eqn: Any, counters: dict[int, Any]) -> bool:
-    cond = jc.open_jaxpr(eqn.params["cond_jaxpr"])
-    n_cond = eqn.params["cond_nconsts"]
-    carried = {
-        v
-        for e in cond.eqns
-        for v in e.invars
-        if not isinstance(v, jc.Literal) and v in set(cond.invars[n_cond:])
+    """Whether the condition reads nothing but counters and what never changes."""
+    p = eqn.params
+    cond, body = jc.open_jaxpr(p["cond_jaxpr"]), jc.open_jaxpr(p["body_jaxpr"])
+    carried = cond.invars[p["cond_nconsts"] :]
+    read = {v for e in cond.eqns for v in e.invars if not isinstance(v, jc.Literal)}
+    fixed = {
+        k
+        for k, v in enumerate(body.invars[p["body_nconsts"] :])
+        if body.outvars[k] is v
     }
-    counting = {cond.invars[n_cond + k] for k in counters}
-    return bool(carried) and carried <= counting
+    used = {k for k, v in enumerate(carried) if v in read}
+    return bool(used & set(counters)) and used <= set(counters) | fixed

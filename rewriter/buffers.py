@@ -144,6 +144,8 @@ class Indices:
             if any(f is None for f in found):
                 return None
             return [a for f in found if f is not None for a in f]
+        if eqn.primitive.name == "stack" and len(atom.aval.shape) == 1:
+            return list(eqn.invars)
         if eqn.primitive.name in ("broadcast_in_dim", "reshape") and (
             atom.aval.shape == (1,) and not getattr(eqn.invars[0].aval, "shape", (1,))
         ):

@@ -169,6 +169,7 @@ WHITELIST = (
             "select_n",
             "clamp",
             "concatenate",
+            "stack",
             "and",
             "or",
             "not",
@@ -197,6 +198,11 @@ def affine_step(
         return make(
             np.concatenate([i.base for i in ins], axis),
             np.concatenate([i.step for i in ins], axis),
+        )
+    if name == "stack":
+        axis = eqn.params["axis"]
+        return make(
+            np.stack([i.base for i in ins], axis), np.stack([i.step for i in ins], axis)
         )
     if name == "neg":
         return make(-ins[0].base, -ins[0].step)
@@ -287,6 +293,8 @@ def on_rows(
         return (ins[0] != 0).astype(np.int64) if out.kind == "b" else ins[0]
     if name == "concatenate":
         return np.concatenate(list(ins), lead + eqn.params["dimension"])
+    if name == "stack":
+        return np.stack(list(ins), lead + eqn.params["axis"])
     if name == "select_n":
         pred, *cases = _aligned(ins, lead)
         return np.choose(pred, cases) if len(cases) <= 16 else None

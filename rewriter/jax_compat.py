@@ -342,7 +342,12 @@ def has_64_bit(jaxpr: Any) -> bool:
     """Whether any value of a jaxpr is 64 bit (it was traced under x64)."""
 
     def wide(v: Any) -> bool:
-        return getattr(getattr(v.aval, "dtype", None), "itemsize", 0) == 8
+        dtype = getattr(v.aval, "dtype", None)
+        return (
+            isinstance(dtype, np.dtype)
+            and dtype.itemsize == 8
+            and (dtype.kind in "iuf")
+        )
 
     if any(wide(v) for v in (*jaxpr.invars, *jaxpr.constvars)):
         return True

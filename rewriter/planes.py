@@ -53,6 +53,7 @@ _STRUCTURE = frozenset(
         "slice",
         "rev",
         "concatenate",
+        "stack",
         "iota",
         "select_n",
         "empty",
@@ -224,6 +225,8 @@ def _structure(eqn: Any, ins: list[np.ndarray]) -> np.ndarray:
         return np.flip(x, p["dimensions"])
     if name == "concatenate":
         return np.concatenate(ins, p["dimension"])
+    if name == "stack":
+        return np.stack(ins, p["axis"])
     if name == "select_n":
         return _select(x, ins[1:])
     return x.reshape(shape)

@@ -106,7 +106,7 @@ def invariant(w: Writer) -> Recipe:
     yield [c]
 
 
-@recipe(2)
+@recipe(4)
 def delay(w: Writer) -> Recipe:
     """Keep the previous value of something, or a chain of two."""
     shape = w.shape(1)

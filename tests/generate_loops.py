@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tests.generate_carries import Recipe, Slot, any_recipe, index_carry
+from tests.generate_carries import Recipe, Slot, any_recipe, buffer, index_carry
 from tests.generate_ops import write_operation
 from tests.generate_text import Index, Value, Writer
 
@@ -47,9 +47,11 @@ class Carries:
         return texts
 
 
-def make_carries(w: Writer, least: int, most: int) -> Carries:
+def make_carries(w: Writer, least: int, most: int, buffers: float = 0.0) -> Carries:
     """Start some recipes; to be called before the body is opened."""
     recipes = [any_recipe(w) for _ in range(w.number(least, most))]
+    if w.chance(buffers):
+        recipes.append(buffer(w))
     slots = [next(recipe) for recipe in recipes]
     names = [[w.fresh("c") for _ in some] for some in slots]
     return Carries(recipes, slots, names)
@@ -172,7 +174,7 @@ def scan(w: Writer) -> None:
     name = w.fresh("i") if w.chance(0.5) else ""
     index = Index(name, w.choose(0, 0, 1), 1, trip)
     with w.iterating(index):
-        carries = make_carries(w, 0, 3)
+        carries = make_carries(w, 0, 3, buffers=0.2 if name else 0.0)
         xs = rows(w, trip, 0, 3)
         if w.chance(0.5):
             xs += counter_rows(w, index)
@@ -181,7 +183,7 @@ def scan(w: Writer) -> None:
         function, stacked = write_scan_body(w, carries, xs)
     array = tuple_text([text for text, _ in xs])
     options = "" if xs and w.chance(0.8) else f", length={trip}"
-    options += ", reverse=True" if w.chance(0.25) else ""
+    options += ", reverse=True" if w.chance(0.4) else ""
     options += f", unroll={w.choose(2, 3)}" if w.chance(0.06) else ""
     function = w.draw(
         {function: 12, f"jax.checkpoint({function})": 1, f"jax.jit({function})": 1}
@@ -240,7 +242,7 @@ def write_fori(w: Writer, index: Index, lower: str, upper: str) -> None:
     """Write a fori_loop between these bounds."""
     function = w.fresh("turn")
     with w.iterating(index):
-        carries = make_carries(w, 1, 3)
+        carries = make_carries(w, 1, 2, buffers=0.5)
         names = [name for name, _ in carries.flat()]
         with w.function(function, f"{index.name}, carry"):
             w.line(f"{tuple_text(names)} = carry")

@@ -16,8 +16,8 @@ from passes import DEFAULT_PIPELINE
 from rewriter import Report, explain, keep, optimize
 from tests.helpers import assert_same, loops_left, random, run_python
 
-X = random(64, 8)
-W = random(8, 8, seed=1)
+X = random(64, 16)
+W = random(16, 16, seed=1)
 OUTCOMES = {"batched", "blocked", "distributed", "sectioned", "kept"}
 KINDS = {"passed", "missed", "failed", "analysis"}
 
@@ -25,7 +25,7 @@ KINDS = {"passed", "missed", "failed", "analysis"}
 def mixed(w, x):
     """Three loops: a map, a recurrence, and a nest."""
     rows = lax.map(lambda r: jax.nn.softmax(w @ jnp.tanh(w @ r)), x)
-    last, states = lax.scan(lambda h, r: (jnp.tanh(h @ w + r),) * 2, x[0], x)
+    last, states = lax.scan(lambda h, r: (jnp.tanh(h @ w / 8 + r),) * 2, x[0], x)
     pairs = lax.map(lambda p: lax.map(lambda q: jnp.sum((p - q) ** 2), x), x)
     return rows.sum(0), last, states, pairs
 
@@ -73,7 +73,7 @@ def test_is_a_jitted_function():
     assert type(f) is type(plain)
     for name in ("explain", "benchmark", "lower", "trace", "eval_shape", "clear_cache"):
         assert callable(getattr(f, name)), name
-    assert f.eval_shape(W, X)[0].shape == (8,)
+    assert f.eval_shape(W, X)[0].shape == (16,)
     assert f.trace(W, X).lower().compile() is not None
     assert_same(f.lower(W, X).compile()(W, X), plain(W, X), ulps=64)
 

@@ -12,8 +12,8 @@ from passes import DEFAULT_PIPELINE
 from rewriter import explain, optimize
 from tests.helpers import assert_same, random
 
-X = random(64, 8)
-W = random(8, 8, seed=1)
+X = random(64, 16)
+W = random(16, 16, seed=1)
 
 
 def _program():
@@ -25,7 +25,7 @@ def _program():
             h = jnp.tanh(h @ w + r @ w)
             return (h, total + jnp.outer(r, h), k + 1), (h @ w, x[k] * 2)
 
-        start = (jnp.zeros(8), jnp.zeros((8, 8)), 0)
+        start = (jnp.zeros(16), jnp.zeros((16, 16)), 0)
         rows = lax.map(lambda r: jax.nn.softmax(w @ jnp.tanh(w @ r)), x)
         table = lax.fori_loop(0, 64, lambda i, b: b.at[i].set(x[i] * i), x * 0)
         return lax.scan(step, start, x), rows, table

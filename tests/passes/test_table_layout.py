@@ -107,7 +107,7 @@ def _no_room_for_a_copy(table, queries):
 
 @pytest.mark.parametrize(("fn", "args", "options"), fires)
 def test_fires(fn, args, options):
-    report = assert_fires(NAME, fn, args, "transposed", oracle=True, **options)
+    report = assert_fires(NAME, fn, args, "transposed", **options)
     gathers = [e for e in walk(report.after.jaxpr) if e.primitive.name == "gather"]
     assert gathers
     for e in gathers:
@@ -116,7 +116,7 @@ def test_fires(fn, args, options):
 
 @pytest.mark.parametrize(("fn", "args", "options"), declines)
 def test_declines(fn, args, options):
-    assert_declines(NAME, fn, args, oracle=True, **options)
+    assert_declines(NAME, fn, args, **options)
 
 
 def test_one_copy_of_a_table():

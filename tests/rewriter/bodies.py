@@ -11,14 +11,15 @@ from passes import DEFAULT_PIPELINE
 from rewriter import optimize
 from rewriter.dependence import Dependence, dependence_graph
 from rewriter.graph import Loop, loop_of, prune
-from rewriter.indices import Scope
-from rewriter.pass_manager import Context, LoopPass, Options, Phase, instrument
+from rewriter.jax_compat import dce
+from rewriter.pass_base import Context, LoopPass, Options, Phase, instrument
 from rewriter.remarks import Remark
+from rewriter.scope import Scope
 
 
 def scan_of(fn: Callable, *args: Any) -> tuple[Any, Scope]:
     """Trace `fn` and return its last scan with what is known around it."""
-    closed = jax.make_jaxpr(fn)(*args)
+    closed = dce(jax.make_jaxpr(fn)(*args))
     eqns = [e for e in closed.jaxpr.eqns if e.primitive.name == "scan"]
     return eqns[-1], Scope(closed)
 

@@ -1,0 +1,210 @@
+"""Every pass is documented, named after its file, and each remark can be produced."""
+
+import functools
+import importlib
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from passes import DEFAULT_PIPELINE
+from rewriter import optimize
+from rewriter.pass_base import Pass
+from tests.helpers import random
+
+HEADINGS = (
+    "What it does",
+    "Why it pays",
+    "Legality",
+    "Numerics",
+    "Before and after",
+    "References",
+)
+CODES = sorted(code for p in DEFAULT_PIPELINE for code in type(p).codes)
+N = 24
+W, X = jnp.asarray(random(64, 64)), jnp.asarray(random(N, 64))
+INDEX = jnp.arange(N)
+
+
+@pytest.mark.parametrize("p", DEFAULT_PIPELINE, ids=lambda p: p.name)
+def test_docstring(p):
+    """All headings, in order, and an example that is run."""
+    text = importlib.import_module(type(p).__module__).__doc__
+    places = [text.find(h + ":") for h in HEADINGS]
+    places[4] = text.find(HEADINGS[4])  # "Before and after (run as a test):"
+    assert min(places) >= 0, dict(zip(HEADINGS, places, strict=True))
+    assert places == sorted(places)
+    assert ">>> " in text
+    assert text.partition("\n")[0].endswith(".")
+
+
+@pytest.mark.parametrize("p", DEFAULT_PIPELINE, ids=lambda p: p.name)
+def test_name(p):
+    stem = Path(importlib.import_module(type(p).__module__).__file__).stem
+    assert p.name == stem.replace("_", "-")
+    assert p.numerics in ("strict", "reassociate", "fast")
+    assert _level(p)
+
+
+def _level(p):
+    text = importlib.import_module(type(p).__module__).__doc__
+    return p.numerics in text.partition("Numerics:")[2]
+
+
+@pytest.mark.parametrize("p", DEFAULT_PIPELINE, ids=lambda p: p.name)
+def test_codes(p):
+    """Codes are lower case with hyphens, under the name of the pass."""
+    assert type(p).codes
+    assert any(c.kind == "passed" for c in type(p).codes.values())
+    for code, remark in type(p).codes.items():
+        owner, _, reason = code.partition("/")
+        assert owner == p.name
+        assert reason == reason.lower().replace("_", "-").strip("-")
+        assert remark.template
+
+
+def test_one_of_each():
+    names = [p.name for p in DEFAULT_PIPELINE]
+    assert len(set(names)) == len(names)
+    assert all(isinstance(p, Pass) for p in DEFAULT_PIPELINE)
+    files = Path(importlib.import_module("passes").__file__).parent.glob("[!_]*.py")
+    assert {f.stem.replace("_", "-") for f in files} == set(names)
+
+
+# ------------------------------------------------------------ a program per code
+
+
+def _while(cond, body, *start):
+    return lambda: lax.while_loop(cond, body, start)
+
+
+def _fill(at, value=lambda b, i: jnp.tanh(W @ X[i]), stop=N):
+    def f():
+        body = lambda i, b: b.at[at(i)].set(value(b, i))  # noqa: E731
+        return lax.fori_loop(1, stop, body, jnp.ones((N, 64)))
+
+    return f
+
+
+def _solve(steps):
+    def f(u):
+        m = 2 * jnp.eye(8) + u[:8, :8]
+
+        def step(x, r):
+            return (jnp.linalg.solve(m, jnp.tanh(x) + r),) * 2
+
+        return lax.scan(step, u[0, :8], u[:steps, :8])[1]
+
+    return f, random(max(steps, 8), 64)
+
+
+def _columns(table, queries):
+    return lax.map(lambda q: jnp.prod(table[:, q], axis=1).sum(), queries)
+
+
+def _rows(w, x):
+    return lax.map(lambda r: jnp.tanh(w @ r)[:2], x)
+
+
+def _recurrence(w, x):
+    step = lambda h, r: (jnp.tanh(w @ h + w @ r), h[:2])  # noqa: E731
+    return lax.scan(step, x[0], x)
+
+
+def _gather_few(x):
+    return lax.fori_loop(0, 1000, lambda i, h: jnp.tanh(h + x[i % 4]), x[0])
+
+
+def _same(w, x):
+    hidden = jax.jit(lambda w: w)
+    body = lambda c: (c[0] + 1, hidden(c[1]), c[2] + c[1] @ x[c[0]])  # noqa: E731
+    return lax.while_loop(lambda c: c[0] < N, body, (0, w, x[0]))
+
+
+def _known(x):
+    step = lambda c, i: (jnp.sin(c), (2 * i, c))  # noqa: E731
+    return lax.scan(step, x[0], jnp.arange(N))
+
+
+def _dear(x):
+    one = lambda v: lax.while_loop(lambda v: v.sum() > 1, lambda v: v / 2, v)  # noqa: E731
+    return lax.map(one, x)
+
+
+def _inverses(x):
+    def one(r):
+        a = jnp.outer(r, r) + 64 * jnp.eye(64)
+        return jnp.linalg.solve(a @ a.T, r)[:2]
+
+    return lax.map(one, x)
+
+
+def _cheap(x):
+    return lax.map(lambda r: r + 1.0, x)
+
+
+def _symbolic():
+    from jax import export
+
+    return jax.ShapeDtypeStruct(export.symbolic_shape("n, 64"), jnp.float32)
+
+
+LONG, QUERIES = random(2000, 64), np.zeros((600, 3), int)
+TABLE = random(512, 32)
+PROGRAMS = {
+    "counted": (_while(lambda c: c[0] < 9, lambda c: (c[0] + 1, c[1] / 2), 0, 1.0),),
+    "until": (_while(lambda c: c[0] > 1, lambda c: (c[0] / 2,), 9.0),),
+    "bound": (
+        lambda n: lax.while_loop(lambda c: c < n, lambda c: c + 1, 0),
+        9,
+    ),
+    "same": (_same, W, X),
+    "known": (_known, X),
+    "few": (_gather_few, jnp.asarray(random(4, 64))),
+    "written": (_fill(lambda i: i),),
+    "twice": (_fill(lambda i: i // 2),),
+    "data": (lambda k: _fill(lambda i: k[i])(), INDEX),
+    "before": (_fill(lambda i: i, lambda b, i: jnp.tanh(W @ b[i - 1])),),
+    "far": (_fill(lambda i: i, lambda b, i: jnp.tanh(W @ b[0])),),
+    "columns": (_columns, TABLE, QUERIES),
+    "columns_no_room": (_columns, TABLE, QUERIES, {"memory_budget": 60_000}),
+    "solve": _solve(64),
+    "solve_short": _solve(5),
+    "rows": (_rows, W, X),
+    "one_row": (_rows, W, X[:1]),
+    "blocks": (_rows, W, LONG, {"memory_budget": 20_000}),
+    "symbolic": (_rows, W, _symbolic()),
+    "recurrence": (_recurrence, W, X),
+    "sections": (_recurrence, W, LONG, {"memory_budget": 100_000}),
+    "opaque": (lambda x: lax.scan(lambda c, r: (jnp.sin(c + r),) * 2, x[0], x), X),
+    "in_order": (_dear, X),
+    "no_room": (_inverses, X, {"memory_budget": 30_000}),
+    "cheap": (_cheap, X[:, :1]),
+}
+
+
+@functools.cache
+def produced():
+    """Run `explain` on all programs; return which of them gave each code."""
+    found = {}
+    for name, (fn, *args) in PROGRAMS.items():
+        options = args.pop() if args and isinstance(args[-1], dict) else {}
+        for remark in optimize(fn, **options).explain(*args).remarks:
+            found.setdefault(remark.code, set()).add(name)
+    return found
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_is_produced(code):
+    """No remark is declared in vain."""
+    assert code in produced(), f"no program of {len(PROGRAMS)} gives {code}"
+
+
+def test_nothing_undeclared():
+    """Every code comes from a pass of the pipeline or the manager."""
+    owners = {code.partition("/")[0] for code in produced()}
+    assert owners <= {p.name for p in DEFAULT_PIPELINE} | {"pass-manager"}
+    assert not any(code == "pass-manager/exception" for code in produced())
