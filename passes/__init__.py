@@ -8,6 +8,7 @@ from passes.invariant_carry import InvariantCarry
 from passes.invariant_solve import InvariantSolve
 from passes.known_output import KnownOutput
 from passes.loop_distribution import LoopDistribution
+from passes.pairwise_distance import PairwiseDistance
 from passes.table_layout import TableLayout
 from passes.table_recurrence import TableRecurrence
 
@@ -21,5 +22,6 @@ DEFAULT_PIPELINE = (
     TableRecurrence(),  # arrays filled from their own last rows
     TableLayout(),  # late: a copy of a table, against the memory budget
     InvariantSolve(),  # before distribution, which then sees a product
+    PairwiseDistance(),  # before distribution, which would batch the differences
     LoopDistribution(),  # last: emits what the others have recognised
 )

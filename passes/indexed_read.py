@@ -105,14 +105,36 @@ class IndexedRead(LoopPass):
                 mapping[eqn.outvars[0]] = shared[key]
                 continue
             row, added, out = row_variable(eqn, access)
+            squeezed = _only_squeezed(loop, eqn, access)
+            if squeezed:  # the axis of length one comes and goes: leave it out
+                added, out = [], eqn.outvars[0]
+                edits.update((id(e), []) for e in squeezed)
+                mapping.update((e.outvars[0], row) for e in squeezed)
             xs.append((row, _stacked(sources[eqn.invars[0]], access, loop.length)))
             edits[id(eqn)] = added
             if out is not eqn.outvars[0]:
                 mapping[eqn.outvars[0]] = out
-            if key is not None:
+            if key is not None and not squeezed:
                 shared[key] = out
         eqns = [n for e in loop.eqns for n in edits.get(id(e), [e])]
         return substitute(loop.replace(eqns=tuple(eqns), xs=tuple(xs)), mapping)
+
+
+def _only_squeezed(loop: Loop, eqn: Any, access: Access) -> list[Any]:
+    """Return the readers of a row if all they do is to drop its axis."""
+    out = eqn.outvars[0]
+    if access.squeezed or access.window != 1:
+        return []
+    readers = [e for e in loop.eqns if any(v is out for v in e.invars)]
+    dropped = all(
+        e.primitive.name == "squeeze"
+        and tuple(e.params["dimensions"]) == (access.axis,)
+        for e in readers
+    )
+    outside = any(a is out for _, a in loop.ys) or any(
+        c.out is out for c in loop.carries
+    )
+    return readers if dropped and not outside else []
 
 
 def row_variable(eqn: Any, access: Access) -> tuple[Any, list[Any], Any]:

@@ -11,8 +11,8 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.contraction import contractions
-from rewriter.emit import results, typed
-from rewriter.graph import EMITTED, Outputs
+from rewriter.emit import emitted, results, typed
+from rewriter.graph import Outputs
 from rewriter.orient import evaluate
 from rewriter.partition import Partition
 from rewriter.schedule import Schedule
@@ -67,8 +67,7 @@ def _step(plan: Stages, size: int, keys: list[Any]) -> Callable[..., Any]:
         new, stacks = run(plan, dict(zip(keys, state, strict=True)), xs, size, offset)
         return tuple(jc.coerce(new[k], k.aval) for k in keys), stacks
 
-    block.__name__ = f"{EMITTED}_block"
-    return jax.jit(block)
+    return emitted(block)
 
 
 def _even_blocks(
@@ -85,9 +84,8 @@ def _even_blocks(
         i, rows = block
         return step(state, rows, i * size)
 
-    body.__name__ = f"{EMITTED}_block"
     out, stacks = lax.scan(
-        jax.jit(body),
+        emitted(body),
         tuple(state[k] for k in keys),
         (jnp.arange(count), rows),
         reverse=plan.loop.reverse,
@@ -131,11 +129,10 @@ def _uneven_blocks(
         values, stacks = last(values, _slices(plan, xs, start, rest), start)
         return values, put(buffers, stacks, start)
 
-    body.__name__ = f"{EMITTED}_block"
     if not overlap and reverse:
         values, buffers = tail(values, buffers)
     (values, buffers), _ = lax.scan(
-        jax.jit(body), (values, buffers), jnp.arange(whole + overlap), reverse=reverse
+        emitted(body), (values, buffers), jnp.arange(whole + overlap), reverse=reverse
     )
     if not overlap and not reverse:
         values, buffers = tail(values, buffers)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -61,14 +61,18 @@ def mark_loop(loop: Loop) -> Loop:
     return loop.replace(is_marked=True)
 
 
+def emitted(fun: Callable[..., Any], kind: str = "block") -> Callable[..., Any]:
+    """Name a loop body as emitted, so that no pass takes it for a user's loop."""
+
+    def body(*args: Any) -> Any:
+        return fun(*args)
+
+    body.__name__ = f"{EMITTED}_{kind}"
+    return jax.jit(body)
+
+
 def mark(body: Any, kind: str) -> Any:
-    """Wrap a scan body in a named jit, so that no pass takes it for a user's loop."""
-    inner = jc.jaxpr_as_fun(body)
-
-    def emitted(*args: Any) -> Any:
-        return inner(*args)
-
-    emitted.__name__ = f"{EMITTED}_{kind}"
-    jitted = jax.jit(emitted)
+    """Wrap a scan body jaxpr in a named jit, see `emitted`."""
+    jitted = emitted(jc.jaxpr_as_fun(body), kind)
     avals = [v.aval for v in jc.open_jaxpr(body).invars]
     return jc.trace(lambda *args: jitted(*args), avals, kind)

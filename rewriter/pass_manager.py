@@ -32,6 +32,7 @@ from rewriter.scope import Scope
 from rewriter.verify import used_outvars, verify
 
 _BUDGET = 20_000  # rewrites of one program
+_DEPTH = 12  # rewrites of what a rewrite emitted
 _ROUNDS = 8  # times that the role passes look at one loop
 _done = 0
 _warned: set[str] = set()  # failures of the program in hand already warned about
@@ -91,6 +92,7 @@ class Rewriter:
         self.role_passes = [p for p in loop_passes if p.phase in roles]
         self.emitting_passes = [p for p in loop_passes if p.phase not in roles]
         self.equation_passes = [p for p in active if isinstance(p, EquationPass)]
+        self._depth = 0
         self._declined = _Manager.UNSEEN.at(Location("", 0))
         self.targets = frozenset().union(*(p.primitives for p in self.equation_passes))
 
@@ -163,9 +165,13 @@ class Rewriter:
         if self.ctx.phase is Phase.EARLY:
             inner = self._inside(eqn)
             return self._rewritten(inner, scope) or (None if inner is eqn else inner)
-        replaced = self._rewritten(eqn, scope)
+        replaced = self._rewritten(eqn, scope) if self._depth < _DEPTH else None
         if replaced is not None:
-            return _Replacement(self.run(replaced.closed))
+            self._depth += 1
+            try:
+                return _Replacement(self.run(replaced.closed))
+            finally:
+                self._depth -= 1
         inner = self._inside(eqn)
         return None if inner is eqn else inner
 

@@ -24,7 +24,7 @@ WIDEST = 8  # innermost axis from which on rows suit vector units as they are
 OPERATIONS = 3000  # components of all equations together
 
 # fmt: off
-_ELEMENTWISE = frozenset({
+ELEMENTWISE = frozenset({
     "add", "sub", "mul", "div", "rem", "neg", "sign", "abs", "max", "min", "pow",
     "integer_pow", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "log", "log1p", "expm1",
     "tanh", "logistic", "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh",
@@ -91,8 +91,8 @@ def _count(eqn: Any) -> int | None:
             if any(c is None for c in counts)
             else size + sum(c for c in counts if c is not None)
         )
-    if name in _ELEMENTWISE or name in _STRUCTURE:
-        return int(size) if name in _ELEMENTWISE or name == "select_n" else 0
+    if name in ELEMENTWISE or name in _STRUCTURE:
+        return int(size) if name in ELEMENTWISE or name == "select_n" else 0
     if name in _REDUCE:
         return int(eqn.invars[0].aval.size)
     if name == "dot_general":
@@ -172,7 +172,7 @@ def _literal(atom: Any) -> np.ndarray:
 def _apply(eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
     name = eqn.primitive.name
     with jc.at_inner_location(eqn):
-        if name in _ELEMENTWISE:
+        if name in ELEMENTWISE:
             return [_elementwise(eqn, ins)]
         if name in _STRUCTURE:
             return [_structure(eqn, ins)]

@@ -331,7 +331,7 @@ UNBATCHABLE = {
     ),
     "rbg": lambda r: jax.random.normal(
         jax.random.wrap_key_data(
-            jnp.arange(4, dtype=jnp.uint32) + r[0].astype(jnp.uint32), impl="rbg"
+            jnp.arange(4, dtype=jnp.uint32) + (r[0] > 0).astype(jnp.uint32), impl="rbg"
         )
     ),
 }

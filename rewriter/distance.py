@@ -1,0 +1,158 @@
+"""Squared distances between all pairs of rows by a matrix product, with a guard.
+
+`|x|^2 + |y|^2 - 2 x.y` costs one product, but cancels where x is close to y. Entries
+that could have lost digits are found by one comparison per block and recomputed from
+the differences afterwards, tile by tile: every entry is as accurate as the direct
+form's (relative error at most max(2 times the direct form's, 32 roundings)) and zeros,
+NaN and infinities stand where the direct form has them. See ALGORITHMS.md, 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from jax import lax
+
+from rewriter.emit import emitted
+
+TAU = 0.2  # a distance below this part of the norms may have cancelled
+ROWS, COLUMNS = 100, 50  # of a block, and of the tiles that are recomputed
+DENSE = 0.25  # part of a block's tiles above which the direct form is cheaper
+PROBE = 16  # blocks between two looks at dense data
+
+# epilogue(distances, first row, first column, rows, columns) -> outputs
+Epilogue = Callable[[Any, Any, Any, int, int], list[Any]]
+
+
+@dataclass(frozen=True)
+class Points:
+    """Centred rows with their squared norms, NaN where a norm is out of range."""
+
+    raw: Any
+    centred: Any
+    norms: Any
+
+
+def _points(rows: Any, centre: Any, guarded: bool) -> Points:
+    centred = rows - centre
+    norms = jnp.sum(centred * centred, axis=1)
+    if not guarded:
+        return Points(rows, centred, norms)
+    low, high = (2.0**-80, 2.0**100) if rows.dtype.itemsize == 4 else (2e-300, 1e300)
+    inside = (norms > low) & (norms < high)
+    return Points(rows, centred, jnp.where(inside, norms, jnp.nan))
+
+
+def _centre(rows: Any) -> Any:
+    """Return the mean of the finite entries, or zero."""
+    mean = jnp.mean(jnp.where(jnp.isfinite(rows), rows, 0), axis=0)
+    return jnp.where(jnp.isfinite(mean), mean, 0)
+
+
+def direct(left: Any, right: Any) -> Any:
+    """Return squared distances from the differences: `(b, d), (g, d) -> (b, g)`."""
+    difference = left[:, None, :] - right[None, :, :]
+    return jnp.sum(difference * difference, axis=-1)
+
+
+def pairwise(
+    left: Any, right: Any, epilogue: Epilogue, shapes: list[Any], guarded: bool
+) -> list[Any]:
+    """Return the epilogue of all squared distances, one row per row of `left`.
+
+    Args:
+        left: rows of shape (n, d).
+        right: rows of shape (m, d).
+        epilogue: elementwise on a block of distances.
+        shapes: dtypes of its outputs, each of shape (n, m).
+        guarded: recompute what may have cancelled; else only clip at zero.
+    """
+    n, m = left.shape[0], right.shape[0]
+    b, g = min(ROWS, n), min(COLUMNS, m)
+    centre = _centre(right) if guarded else jnp.zeros((), right.dtype)
+    x, y = _points(left, centre, guarded), _points(right, centre, guarded)
+    doubled = -2 * x.centred
+    tiles = -(-m // g)
+    first = jnp.minimum(jnp.arange(tiles) * g, m - g)
+    out: list[Any] = [lax.empty((n, m), dtype) for dtype in shapes]
+
+    def product(start: Any) -> tuple[list[Any], Any]:
+        norms = lax.dynamic_slice_in_dim(x.norms, start, b)
+        cross = lax.dot_general(
+            lax.dynamic_slice_in_dim(doubled, start, b),
+            y.centred,
+            (((1,), (1,)), ((), ())),
+            precision=lax.Precision.HIGHEST,
+        )
+        squared = (norms[:, None] + y.norms[None]) + cross
+        if not guarded:
+            return epilogue(jnp.maximum(squared, 0), start, 0, b, m), jnp.zeros(
+                tiles, bool
+            )
+        # negated, so that NaN, infinities and zeros count as bad
+        bad = ~(jnp.min(squared, axis=0) > TAU * (jnp.max(norms) + y.norms))
+        flags = jnp.any(bad[first[:, None] + jnp.arange(g)], axis=1)
+        return epilogue(squared, start, 0, b, m), flags
+
+    def differences(start: Any) -> tuple[list[Any], Any]:
+        rows = lax.dynamic_slice_in_dim(x.raw, start, b)
+        squared = lax.map(emitted(lambda p: jnp.sum((y.raw - p) ** 2, axis=-1)), rows)
+        return epilogue(squared, start, 0, b, m), jnp.zeros(tiles, bool)
+
+    blocks = -(-n // b)
+    starts = jnp.minimum(jnp.arange(blocks) * b, n - b)
+
+    def step(carry: Any, item: Any) -> Any:
+        dense, out = carry
+        number, start = item
+        if guarded:
+            skip = dense & (number % PROBE != 0)
+            values, flags = lax.cond(skip, differences, product, start)
+            dense = jnp.where(skip, dense, jnp.sum(flags) > DENSE * tiles)
+        else:
+            values, flags = product(start)
+        out = [
+            lax.dynamic_update_slice(o, v, (start, 0))
+            for o, v in zip(out, values, strict=True)
+        ]
+        return (dense, out), flags
+
+    carry = (jnp.zeros((), bool), out)
+    items = (jnp.arange(blocks), starts)
+    (_, out), flags = lax.scan(emitted(step), carry, items)
+    return _repaired(x, y, epilogue, out, flags, starts, first) if guarded else out
+
+
+def _repaired(
+    x: Points,
+    y: Points,
+    epilogue: Epilogue,
+    out: list[Any],
+    flags: Any,
+    starts: Any,
+    first: Any,
+) -> list[Any]:
+    """Recompute the flagged tiles from the differences, in place."""
+    b, g = min(ROWS, x.raw.shape[0]), min(COLUMNS, y.raw.shape[0])
+    count = jnp.sum(flags)
+    tiles = flags.shape[1]
+    listed = jnp.nonzero(flags.reshape(-1), size=flags.size)[0]
+
+    def fix(state: Any) -> Any:
+        k, out = state
+        i, j = starts[listed[k] // tiles], first[listed[k] % tiles]
+        squared = direct(
+            lax.dynamic_slice_in_dim(x.raw, i, b), lax.dynamic_slice_in_dim(y.raw, j, g)
+        )
+        values = epilogue(squared, i, j, b, g)
+        return k + 1, [
+            lax.dynamic_update_slice(o, v, (i, j))
+            for o, v in zip(out, values, strict=True)
+        ]
+
+    return lax.while_loop(
+        lambda s: s[0] < count, fix, (jnp.zeros((), count.dtype), out)
+    )[1]
