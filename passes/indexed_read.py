@@ -101,20 +101,26 @@ class IndexedRead(LoopPass):
         for eqn, access in plan.reads:
             edits[id(eqn)] = []
             key = _key(eqn, access)
+            squeezed = _only_squeezed(loop, eqn, access)
+            if squeezed and key is not None:
+                key = (*key, "squeezed")
             if key is not None and key in shared:
-                mapping[eqn.outvars[0]] = shared[key]
+                row = shared[key]
+                edits.update((id(e), []) for e in squeezed)
+                mapping.update((e.outvars[0], row) for e in squeezed)
+                if not squeezed:
+                    mapping[eqn.outvars[0]] = row
                 continue
             row, added, out = row_variable(eqn, access)
-            squeezed = _only_squeezed(loop, eqn, access)
             if squeezed:  # the axis of length one comes and goes: leave it out
-                added, out = [], eqn.outvars[0]
+                added, out = [], row
                 edits.update((id(e), []) for e in squeezed)
                 mapping.update((e.outvars[0], row) for e in squeezed)
             xs.append((row, _stacked(sources[eqn.invars[0]], access, loop.length)))
             edits[id(eqn)] = added
-            if out is not eqn.outvars[0]:
+            if out is not eqn.outvars[0] and not squeezed:
                 mapping[eqn.outvars[0]] = out
-            if key is not None and not squeezed:
+            if key is not None:
                 shared[key] = out
         eqns = [n for e in loop.eqns for n in edits.get(id(e), [e])]
         return substitute(loop.replace(eqns=tuple(eqns), xs=tuple(xs)), mapping)

@@ -105,7 +105,8 @@ def _counter(
 ) -> Counter | None:
     aval = carry.var.aval
     eqn = None if isinstance(carry.out, jc.Literal) else made.get(carry.out)
-    if eqn is None or eqn.primitive.name != "add" or not jc.is_integer(aval):
+    name = "" if eqn is None else eqn.primitive.name
+    if name not in ("add", "sub") or not jc.is_integer(aval):
         return None
     dtype = np.dtype(aval.dtype)
     if aval.size > 16:
@@ -116,8 +117,12 @@ def _counter(
     if len(others) != 1:
         return None
     other = others[0]
+    if name == "sub" and not (
+        isinstance(other, jc.Literal) and eqn.invars[0] is carry.var
+    ):
+        return None
     if isinstance(other, jc.Literal):
-        value = other.val
+        value = -other.val if name == "sub" else other.val
         step = Source(lambda _: value, constant(value))
     elif other in consts:
         step = consts[other]

@@ -50,7 +50,6 @@ from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
 from rewriter.planes import ELEMENTWISE
 from rewriter.remarks import Remark, missed, passed
 
-
 # operations with steps: two roundings of one distance may give different results
 _STEPS = frozenset(
     {"lt", "le", "gt", "ge", "eq", "ne", "floor", "ceil", "round", "sign", "rem"}

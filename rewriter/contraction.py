@@ -42,10 +42,12 @@ class Product:
         """The values it reads."""
         return [f.atom for f in (*self.left, *self.right)]
 
-    def total(self, stacked: Mapping[Any, Any], consts: Mapping[Any, Any]) -> Any:
+    def total(
+        self, stacked: Mapping[Any, Any], consts: Mapping[Any, Any], length: int
+    ) -> Any:
         """Return the sum over all rows."""
-        left, axes_l = _group(self.left, stacked, consts)
-        right, axes_r = _group(self.right, stacked, consts)
+        left, axes_l = _group(self.left, stacked, consts, length)
+        right, axes_r = _group(self.right, stacked, consts, length)
         out = lax.dot_general(
             left,
             right,
@@ -69,7 +71,9 @@ class Dot:
         """The values it reads."""
         return reads(self.eqn)
 
-    def total(self, stacked: Mapping[Any, Any], consts: Mapping[Any, Any]) -> Any:
+    def total(
+        self, stacked: Mapping[Any, Any], consts: Mapping[Any, Any], length: int
+    ) -> Any:
         """Return the sum over all rows."""
         p = self.eqn.params
         (lc, rc), (lb, rb) = p["dimension_numbers"]
@@ -91,9 +95,15 @@ def _shift(dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def _group(
-    factors: Sequence[Factor], stacked: Mapping[Any, Any], consts: Mapping[Any, Any]
+    factors: Sequence[Factor],
+    stacked: Mapping[Any, Any],
+    consts: Mapping[Any, Any],
+    length: int,
 ) -> tuple[Any, tuple[int, ...]]:
-    """Multiply factors into one array of rows; return it and its term axes."""
+    """Multiply factors into one array of rows; return it and its term axes.
+
+    A group that no step changes still counts once for every step.
+    """
     axes = tuple(sorted({a for f in factors for a in f.axes}))
     product: Any = None
     for f in sorted(factors, key=lambda f: len(f.axes)):
@@ -105,7 +115,7 @@ def _group(
             shape[1 + axes.index(f.axes[k])] = value.shape[1 + order.index(k)]
         value = value.reshape(shape)
         product = value if product is None else product * value
-    return product, axes
+    return jnp.broadcast_to(product, (length, *product.shape[1:])), axes
 
 
 def _placed(value: Any, axes: Sequence[int], shape: tuple[int, ...]) -> Any:
@@ -202,31 +212,34 @@ def _factors(
     if isinstance(atom, jc.Literal) or len(out) > 6:
         return False
     eqn = _eqn(part, atom)
-    if eqn is None:
+    parts = None if eqn is None else _operands(eqn, axes)
+    if parts is None:
         return _leaf(atom, axes, out)
-    name = eqn.primitive.name
-    alone = _readers(part, atom) == 1 and atom not in part.stored
-    if name == "mul" and all(
-        v.aval.shape in (atom.aval.shape, ()) or _keeps(v, atom) for v in eqn.invars
-    ):
-        if not all(
-            _factors(part, v, axes if v.aval.shape else (), out, replaced)
-            for v in eqn.invars
+    if not all(_factors(part, v, own, out, replaced) for v, own in parts):
+        return False
+    if _readers(part, atom) == 1 and atom not in part.stored:
+        replaced.append(eqn)
+    return True
+
+
+def _operands(
+    eqn: Any, axes: tuple[int, ...]
+) -> list[tuple[Any, tuple[int, ...]]] | None:
+    """Return the operands whose product an equation is, with their term axes."""
+    name, out = eqn.primitive.name, eqn.outvars[0]
+    if name == "mul":
+        if all(
+            v.aval.shape in (out.aval.shape, ()) or _keeps(v, out) for v in eqn.invars
         ):
-            return False
-        if alone:
-            replaced.append(eqn)
-        return True
-    if name in ("broadcast_in_dim", "reshape", "expand_dims"):
+            return [(v, axes if v.aval.shape else ()) for v in eqn.invars]
+    elif name == "transpose":
+        order = eqn.params["permutation"]
+        return [(eqn.invars[0], tuple(axes[order.index(k)] for k in range(len(order))))]
+    elif name in ("broadcast_in_dim", "reshape", "expand_dims"):
         dims = _source_axes(eqn)
         if dims is not None:
-            kept = tuple(axes[d] for d in dims)
-            if not _factors(part, eqn.invars[0], kept, out, replaced):
-                return False
-            if alone:
-                replaced.append(eqn)
-            return True
-    return _leaf(atom, axes, out)
+            return [(eqn.invars[0], tuple(axes[d] for d in dims))]
+    return None
 
 
 def _leaf(atom: Any, axes: tuple[int, ...], out: list[Factor]) -> bool:

@@ -223,6 +223,12 @@ class Model:
             return self.loop(eqn) + m.row_call
         return self.loop(eqn) * (m.element_batched / m.element)
 
+    def contraction(self, eqn: Any) -> float:
+        """Return ns per step of a dot that is summed over all steps at once."""
+        return self.machine.row_call + 2.0 * math.prod(dot_shape(eqn)) * (
+            self.machine.flop_batch
+        )
+
     def _batched_dot(self, eqn: Any, variant: frozenset[Any] | set[Any]) -> float:
         m = self.machine
         batch, rows, cols, k = dot_shape(eqn)

@@ -127,7 +127,7 @@ def _broadcast_in_dim(x: np.ndarray, lead: int, eqn: Any) -> np.ndarray:
     for source, target in enumerate(dims):
         expanded[target] = x.shape[lead + source]
     return np.broadcast_to(
-        x.reshape(*x.shape[:lead], *expanded), (*x.shape[:lead], *shape)
+        x.reshape((*x.shape[:lead], *expanded)), (*x.shape[:lead], *shape)
     )
 
 
@@ -136,7 +136,7 @@ def _structural(x: np.ndarray, lead: int, eqn: Any) -> np.ndarray | None:
     if name == "broadcast_in_dim":
         return _broadcast_in_dim(x, lead, eqn)
     if name in ("reshape", "squeeze", "expand_dims"):
-        return x.reshape(*x.shape[:lead], *eqn.outvars[0].aval.shape)
+        return x.reshape((*x.shape[:lead], *eqn.outvars[0].aval.shape))
     if name == "slice":
         strides = p["strides"] or (1,) * len(p["start_indices"])
         cut = tuple(map(slice, p["start_indices"], p["limit_indices"], strides))

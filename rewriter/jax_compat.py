@@ -128,15 +128,30 @@ def sub_jaxprs(eqn: Any) -> Iterator[Any]:
 def map_sub_jaxprs(eqn: Any, fn: Callable[[Any], Any]) -> Any:
     """Apply `fn` to an equation's closed sub-jaxprs; the same equation if unchanged.
 
-    An open slot (`checkpoint` before 0.11) can take no constants: it keeps its
-    jaxpr when `fn` needs some.
+    A slot that can take no constants (`checkpoint`, `shard_map`) keeps its jaxpr when
+    `fn` needs some.
     """
+    takes = eqn.primitive.name in _TAKES_CONSTANTS
+
+    def without(closed: Any) -> Any:
+        new = fn(closed)
+        return new if takes or len(new.consts) == len(closed.consts) else closed
+
     changed: dict[str, Any] = {}
     for name, value in eqn.params.items():
-        new = _map_param(value, fn)
+        new = _map_param(value, without)
         if new is not value:
             changed[name] = new
     return eqn.replace(params={**eqn.params, **changed}) if changed else eqn
+
+
+_TAKES_CONSTANTS = JIT_NAMES | {
+    "scan",
+    "while",
+    "cond",
+    "custom_jvp_call",
+    "custom_vjp_call",
+}
 
 
 def _map_param(value: Any, fn: Callable[[Any], Any]) -> Any:

@@ -30,7 +30,8 @@ class Prices:
     batch: tuple[float, ...]
     store: Callable[[Any], float]  # write and read back
     read: Callable[[Any], float]  # read what is already in memory
-    scan: float  # one more residual scan, per step
+    scan: float  # the loop itself, per step
+    more: float = 0.0  # every residual scan after the first, per step
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ def evaluate(plan: Partition, prices: Prices, loop_cost: float) -> Partition:
     in_scan: dict[int, set[int]] = {}
     in_batch: dict[int, int] = {}
     stored: set[Any] = set(v for v in final if v in dep.made)
-    cost = prices.scan * plan.scans
+    cost = prices.scan + prices.more * (plan.scans - 1) if plan.scans else 0.0
     for stage in range(plan.scans, -1, -1):
         batch = plan.batch_nodes(stage)
         inside = set(batch)

@@ -10,7 +10,7 @@ and triangular solves are written out, and `cond` becomes a selection.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
+from rewriter.tiny_linalg import lu, together, triangular_solve
 
 ELEMENTS = 16  # largest value that is split
 WIDEST = 8  # innermost axis from which on rows suit vector units as they are
@@ -148,13 +149,6 @@ def _rows(value: Any, length: int) -> Any:
     return value if value.ndim else jnp.broadcast_to(value, (length,))
 
 
-def _together(values: Sequence[Any]) -> list[Any]:
-    """Broadcast scalars to the rows of the others."""
-    values = [jnp.asarray(v) for v in values]
-    shape = max((v.shape for v in values), key=len)
-    return [v if v.shape == shape else jnp.broadcast_to(v, shape) for v in values]
-
-
 # ------------------------------------------------------------ evaluation
 
 
@@ -181,9 +175,9 @@ def _apply(eqn: Any, ins: list[np.ndarray]) -> list[np.ndarray]:
         if name == "dot_general":
             return [_dot(eqn, *ins)]
         if name == "lu":
-            return _lu(ins[0], eqn.outvars)
+            return lu(ins[0])
         if name == "triangular_solve":
-            return [_triangular_solve(eqn.params, *ins)]
+            return [triangular_solve(eqn.params, *ins)]
         if name == "gather":
             return [_permute(*ins[:2])]
         assert name == "cond", name
@@ -195,7 +189,7 @@ def _elementwise(eqn: Any, ins: list[np.ndarray]) -> np.ndarray:
     ins = [np.broadcast_to(i, shape) for i in ins]
     out = np.empty(shape, object)
     for index in np.ndindex(*shape):
-        out[index] = jc.rebind(eqn, _together([i[index] for i in ins]))[0]
+        out[index] = jc.rebind(eqn, together([i[index] for i in ins]))[0]
     return out
 
 
@@ -237,9 +231,7 @@ def _select(which: np.ndarray, cases: Sequence[np.ndarray]) -> np.ndarray:
     which = np.broadcast_to(which, shape)
     out = np.empty(shape, object)
     for index in np.ndindex(*shape):
-        out[index] = lax.select_n(
-            *_together([which[index], *(c[index] for c in cases)])
-        )
+        out[index] = lax.select_n(*together([which[index], *(c[index] for c in cases)]))
     return out
 
 
@@ -253,7 +245,7 @@ def _reduce(
         parts = list(moved[index])
         total = parts[0]
         for part in parts[1:]:
-            total = op(*_together([total, part]))
+            total = op(*together([total, part]))
         out[index] = total
     return out
 
@@ -274,93 +266,10 @@ def _dot(eqn: Any, left: np.ndarray, right: np.ndarray) -> np.ndarray:
         rows, cols = a[index[:-1]], b[(*index[:-2], index[-1])]
         total = None
         for x, y in zip(rows, cols, strict=True):
-            product = lax.mul(
-                *_together([jnp.asarray(x, dtype), jnp.asarray(y, dtype)])
-            )
-            total = product if total is None else lax.add(*_together([total, product]))
+            product = lax.mul(*together([jnp.asarray(x, dtype), jnp.asarray(y, dtype)]))
+            total = product if total is None else lax.add(*together([total, product]))
         out[index] = jnp.zeros((), dtype) if total is None else total
     return out.reshape(eqn.outvars[0].aval.shape)
-
-
-def _times(a: Any, b: Any) -> Any:
-    return lax.mul(*_together([a, b]))
-
-
-def _minus(a: Any, b: Any) -> Any:
-    return lax.sub(*_together([a, b]))
-
-
-def _lu(matrix: np.ndarray, outvars: Sequence[Any]) -> list[np.ndarray]:
-    """LU with partial pivoting; a column of zeros is skipped, as LAPACK does."""
-    a = matrix.copy()
-    rows, cols = a.shape
-    permutation: list[Any] = [jnp.int32(i) for i in range(rows)]
-    pivots: list[Any] = []
-    for k in range(min(rows, cols)):
-        size = [lax.abs(a[i, k]) for i in range(k, rows)]
-        best, pivot = size[0], jnp.int32(k)
-        for i, candidate in enumerate(size[1:], k + 1):
-            larger = lax.gt(*_together([candidate, best]))
-            best = lax.select_n(*_together([larger, best, candidate]))
-            pivot = lax.select_n(*_together([larger, pivot, jnp.int32(i)]))
-        pivots.append(pivot)
-        for i in range(k + 1, rows):
-            swap = lax.eq(*_together([pivot, jnp.int32(i)]))
-            for line in (a[:, j] for j in range(cols)):
-                line[k], line[i] = _swapped(swap, line[k], line[i])
-            permutation[k], permutation[i] = _swapped(
-                swap, permutation[k], permutation[i]
-            )
-        _eliminate(a, k)
-    assert len(outvars) == 3
-    return [a, _vector(pivots), _vector(permutation)]
-
-
-def _vector(items: Sequence[Any]) -> np.ndarray:
-    out = np.empty(len(items), object)
-    for i, item in enumerate(items):
-        out[i] = item
-    return out
-
-
-def _eliminate(a: np.ndarray, k: int) -> None:
-    rows, cols = a.shape
-    zero = jnp.zeros((), a[k, k].dtype)
-    singular = lax.eq(*_together([a[k, k], zero]))
-    for i in range(k + 1, rows):
-        ratio = lax.div(*_together([a[i, k], a[k, k]]))
-        factor = lax.select_n(*_together([singular, ratio, a[i, k]]))
-        a[i, k] = factor
-        for j in range(k + 1, cols):
-            a[i, j] = _minus(a[i, j], _times(factor, a[k, j]))
-
-
-def _swapped(swap: Any, x: Any, y: Any) -> tuple[Any, Any]:
-    return (
-        lax.select_n(*_together([swap, x, y])),
-        lax.select_n(*_together([swap, y, x])),
-    )
-
-
-def _triangular_solve(
-    params: Mapping[str, Any], a: np.ndarray, b: np.ndarray
-) -> np.ndarray:
-    """Substitution, row by row, for `op(a) x = b`."""
-    lower = params["lower"]
-    if params["transpose_a"]:
-        a, lower = a.T, not lower
-    n = a.shape[0]
-    x = b.copy()
-    for i in range(n) if lower else reversed(range(n)):
-        others = range(i) if lower else range(i + 1, n)
-        for j in range(x.shape[1]):
-            value = x[i, j]
-            for k in others:
-                value = _minus(value, _times(a[i, k], x[k, j]))
-            if not params["unit_diagonal"]:
-                value = lax.div(*_together([value, a[i, i]]))
-            x[i, j] = value
-    return x
 
 
 def _permute(operand: np.ndarray, index: np.ndarray) -> np.ndarray:
@@ -372,8 +281,8 @@ def _permute(operand: np.ndarray, index: np.ndarray) -> np.ndarray:
         for rest in np.ndindex(*operand.shape[1:]):
             value = operand[(0, *rest)]
             for k in range(1, n):
-                here = lax.ge(*_together([at, jnp.asarray(k, at.dtype)]))
-                value = lax.select_n(*_together([here, value, operand[(k, *rest)]]))
+                here = lax.ge(*together([at, jnp.asarray(k, at.dtype)]))
+                value = lax.select_n(*together([here, value, operand[(k, *rest)]]))
             out[(i, *rest)] = value
     return out
 

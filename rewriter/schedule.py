@@ -55,15 +55,11 @@ def choose(
     target = max(least, min(most, cache // hot if hot else most))
     if target >= length:
         return Schedule(None, size.held, length)
-    return Schedule(divisor_near(length, target, most), size.held, length)
+    return Schedule(divisor_near(length, target, most, least), size.held, length)
 
 
-def divisor_near(length: int, target: int, most: int) -> int:
+def divisor_near(length: int, target: int, most: int, least: int = 1) -> int:
     """Return a divisor of `length` within a factor of two of `target`, or `target`."""
-    best = None
-    for size in range(max(1, target // 2), min(most, 2 * target) + 1):
-        if length % size == 0 and (
-            best is None or abs(size - target) < abs(best - target)
-        ):
-            best = size
-    return best or target
+    low = max(least, (target + 1) // 2, min(target, 2))
+    divisors = [k for k in range(low, min(most, 2 * target) + 1) if length % k == 0]
+    return min(divisors, key=lambda k: abs(k - target), default=target)

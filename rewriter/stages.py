@@ -264,7 +264,7 @@ def _reduce(
             else plan.contracted.get(term.atom)
         )
         if contraction is not None:
-            total = contraction.total(stacked, plan.consts)
+            total = contraction.total(stacked, plan.consts, length)
         else:
             total = reduction.op.reduce(_rows(plan, stacked, term.atom, length))
         value = (

@@ -186,6 +186,17 @@ PROGRAMS = {
 }
 
 
+def _distances(x, after=jnp.sqrt):
+    return lax.map(lambda p: after(jnp.sum((x - p) ** 2, axis=1)), x)
+
+
+PROGRAMS |= {
+    "distances": (_distances, random(400, 16)),
+    "few_distances": (_distances, random(40, 16)),
+    "nearest": (lambda x: _distances(x, jnp.argmin), random(400, 16)),
+}
+
+
 @functools.cache
 def produced():
     """Run `explain` on all programs; return which of them gave each code."""

@@ -113,7 +113,9 @@ def moving_matrix(x, y):
     return lax.scan(lambda c, p: (c * 0.9, jnp.sum((c - p) ** 2, axis=1)), y, x)[1]
 
 
-@pytest.mark.parametrize("f", [nearest, within, one_norm, other_axis, moving_matrix, weighted])
+@pytest.mark.parametrize(
+    "f", [nearest, within, one_norm, other_axis, moving_matrix, weighted]
+)
 def test_left_to_the_direct_form(f):
     x = RNG.integers(0, 5, (400, 12)).astype("f")
     y = RNG.integers(0, 5, (450, 12)).astype("f")

@@ -148,3 +148,26 @@ def test_special_values():
     a[3, 2], b[5, 7], a[9, 1] = np.nan, np.inf, -np.inf
     f = accumulate(OUTER["outer"][0])
     assert_equivalent(f, a, b, S, oracle=False, ulps=64)
+
+
+FIXED = {
+    "both": lambda a, b, u, m: m * u[0],
+    "outer": lambda a, b, u, m: jnp.outer(u, u),
+    "one": lambda a, b, u, m: jnp.outer(u, a),
+    "other": lambda a, b, u, m: jnp.outer(b, u) * 2,
+}
+
+
+@pytest.mark.parametrize("case", FIXED)
+def test_what_no_step_changes_counts_at_every_step(case):
+    rng = np.random.default_rng(3)
+    a, u = rng.random((50, 40), "f"), rng.random(40, "f")
+    m = rng.random((40, 40), "f")
+
+    def f(a, u, m):
+        def step(c, x):
+            return c + FIXED[case](x, x, u, m), jnp.tanh(m @ x)
+
+        return lax.scan(step, jnp.zeros((40, 40)), a)
+
+    assert_equivalent(f, a, u, m)
