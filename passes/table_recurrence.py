@@ -266,16 +266,12 @@ def _distance(
     """
     if reverse:
         read, written = read[::-1], written[::-1]
-    when = {int(row): t for t, row in enumerate(written)}
     for distance in range(1, min(most, max(1, len(read))) + 1):
+        if not np.array_equal(read[distance:], written[: len(read) - distance]):
+            continue
         initial = dict(first)
-        for t, row in enumerate(read):
-            if t >= distance:
-                if written[t - distance] != row:
-                    break
-            elif when.get(int(row), t) < t or (
-                initial.setdefault(distance - t, int(row)) != int(row)
-            ):
+        for t, row in enumerate(read[:distance].tolist()):
+            if row in written[:t] or initial.setdefault(distance - t, row) != row:
                 break
         else:
             first.update(initial)

@@ -58,7 +58,7 @@ CPU = Machine(
     element_batched=0.12,
     draw=60.0,
     byte_stored=0.06,
-    cache=2 << 20,
+    cache=12 << 20,
     stage=2000.0,
     small_elements=64,
 )
