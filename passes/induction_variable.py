@@ -105,8 +105,10 @@ def _counter(
 ) -> Counter | None:
     aval = carry.var.aval
     eqn = None if isinstance(carry.out, jc.Literal) else made.get(carry.out)
-    name = "" if eqn is None else eqn.primitive.name
-    if name not in ("add", "sub") or not jc.is_integer(aval):
+    if eqn is None or not jc.is_integer(aval):
+        return None
+    name = eqn.primitive.name
+    if name not in ("add", "sub"):
         return None
     dtype = np.dtype(aval.dtype)
     if aval.size > 16:

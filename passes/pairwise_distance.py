@@ -242,7 +242,7 @@ def _epilogue(
 
     def read(atom: Any) -> Any:
         if isinstance(atom, jc.Literal):
-            value = jnp.asarray(atom.val, atom.aval.dtype)
+            value = jnp.asarray(atom.val, jc.dtype_of(atom))
         elif atom in env:
             return env[atom]
         elif atom in consts:

@@ -128,7 +128,7 @@ class Indices:
 
     def parts(self, atom: Any) -> list[Any] | None:
         """Split an index vector of shape (k,) into k scalar atoms of the body."""
-        if tuple(atom.aval.shape) == (1,):
+        if jc.shape_of(atom) == (1,):
             known = self.of(atom)
             if isinstance(known, Affine):
                 return [
@@ -144,10 +144,10 @@ class Indices:
             if any(f is None for f in found):
                 return None
             return [a for f in found if f is not None for a in f]
-        if eqn.primitive.name == "stack" and len(atom.aval.shape) == 1:
+        if eqn.primitive.name == "stack" and len(jc.shape_of(atom)) == 1:
             return list(eqn.invars)
         if eqn.primitive.name in ("broadcast_in_dim", "reshape") and (
-            atom.aval.shape == (1,) and not getattr(eqn.invars[0].aval, "shape", (1,))
+            jc.shape_of(atom) == (1,) and not getattr(eqn.invars[0].aval, "shape", (1,))
         ):
             return [eqn.invars[0]]
         return None

@@ -332,6 +332,11 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, core.Tracer)
 
 
+def shape_of(atom: Any) -> tuple[Any, ...]:
+    """Return the shape of a variable or literal."""
+    return tuple(atom.aval.shape)
+
+
 def dtype_of(atom: Any) -> Any:
     """Return the dtype of a variable or literal."""
     return atom.aval.dtype
