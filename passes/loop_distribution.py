@@ -103,6 +103,11 @@ class LoopDistribution(LoopPass):
         "runs {steps} times, a symbolic dimension: block sizes and costs are not known",
         "export with concrete shapes",
     )
+    CHUNKED = missed(
+        "batch-size",
+        "runs in the blocks that the program asks for (lax.map over a vmap)",
+        "leave out batch_size to let memory_budget decide",
+    )
     OPAQUE = missed(
         "opaque-recurrence",
         "each step needs the one before: {carries} at {where} "
@@ -134,6 +139,8 @@ class LoopDistribution(LoopPass):
             return self.SYMBOLIC.at(where, steps=str(loop.length))
         if loop.length <= 1:
             return self.SHORT.at(where, steps=loop.length)
+        if jc.is_chunked_map(loop.eqn):
+            return self.CHUNKED.at(where, steps=loop.length)
         model = ctx.model
         overhead = model.overhead(loop.eqns)
         tiny = suits_planes(loop)

@@ -540,3 +540,32 @@ def traced_equations(
         for e in jaxpr.eqns
     ]
     return eqns, [read(v) for v in jaxpr.outvars]
+
+
+# ---------------------------------------------------------------- lax.map(batch_size=)
+
+
+def _frames(eqn: Any) -> list[tuple[str, str]]:
+    """Return (function, file) of all frames of an equation, innermost first."""
+    traceback = eqn.source_info.traceback
+    codes, _ = traceback.raw_frames() if traceback else ([], [])
+    return [(c.co_name, c.co_filename) for c in codes]
+
+
+def _is_loops(file: str) -> bool:
+    return file.endswith(os.path.join("control_flow", "loops.py"))
+
+
+def is_chunked_map(eqn: Any) -> bool:
+    """Whether a scan is a `lax.map` whose body is a `vmap`, as `batch_size` makes it.
+
+    The body's frames then show `vmap` called by the lambda that `map` scans over.
+    """
+    if not any(name == "map" and _is_loops(file) for name, file in _frames(eqn)):
+        return False
+    for inner in open_jaxpr(scan_params(eqn).body).eqns:
+        frames = [f for f in _frames(inner) if "traceback_util" not in f[1]]
+        for (name, _), (caller, file) in zip(frames, frames[1:], strict=False):
+            if name == "vmap_f" and caller == "<lambda>" and _is_loops(file):
+                return True
+    return False

@@ -193,6 +193,7 @@ def _distances(x, after=jnp.sqrt):
 PROGRAMS |= {
     "distances": (_distances, random(400, 16)),
     "few_distances": (_distances, random(40, 16)),
+    "chunked": (lambda x: lax.map(lambda r: jnp.tanh(W @ r), x, batch_size=4), X),
     "nearest": (lambda x: _distances(x, jnp.argmin), random(400, 16)),
 }
 

@@ -68,3 +68,26 @@ def test_delays_in_both_directions_and_in_blocks(reverse, budget):
     assert_equivalent(f, x, memory_budget=budget)
     verdict = optimize(f, memory_budget=budget).explain(x).verdicts[0]
     assert verdict.outcome == ("batched" if budget == "256MB" else "blocked")
+
+
+@pytest.mark.parametrize("size", [7, 20])
+def test_batch_size_is_respected(size):
+    """`lax.map(batch_size=)` says how many rows may be held at once."""
+    w, x = random(64, 64, seed=2), random(140, 64)
+
+    def f(x):
+        return lax.map(lambda r: jnp.tanh(w @ r), x, batch_size=size)
+
+    assert_equivalent(f, x)
+    verdict = optimize(f).explain(x).verdicts[0]
+    assert (verdict.outcome, verdict.code) == ("kept", "loop-distribution/batch-size")
+
+
+def test_vmap_inside_a_row_is_no_batch_size():
+    w, x = random(64, 64, seed=2), random(140, 3, 64)
+
+    def f(x):
+        return lax.map(lambda r: jax.vmap(lambda v: jnp.tanh(w @ v))(r).sum(0), x)
+
+    assert_equivalent(f, x)
+    assert optimize(f).explain(x).verdicts[0].outcome == "batched"
