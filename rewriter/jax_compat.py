@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -565,7 +566,7 @@ def is_chunked_map(eqn: Any) -> bool:
         return False
     for inner in open_jaxpr(scan_params(eqn).body).eqns:
         frames = [f for f in _frames(inner) if "traceback_util" not in f[1]]
-        for (name, _), (caller, file) in zip(frames, frames[1:], strict=False):
+        for (name, _), (caller, file) in itertools.pairwise(frames):
             if name == "vmap_f" and caller == "<lambda>" and _is_loops(file):
                 return True
     return False
