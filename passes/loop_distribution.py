@@ -87,15 +87,14 @@ class LoopDistribution(LoopPass):
     )
     DISTRIBUTED = passed(
         "distributed",
-        "{moved} of {total} operations leave the loop, {scans} residual "
-        "scan(s) keep {carries} ({bytes_text} stacked; about {before} -> {after} ns a "
-        "step)",
+        "{moved} of {total} operations leave the loop ({where_to}); {residual} "
+        "{carries} ({bytes_text} stacked; about {before} -> {after} ns a step)",
     )
     SECTIONED = passed(
         "sectioned",
-        "{moved} of {total} operations leave the loop in sections of "
-        "{block} steps, {scans} residual scan(s) keep {carries} ({bytes_text} at once; "
-        "about {before} -> {after} ns a step)",
+        "{moved} of {total} operations leave the loop in sections of {block} steps "
+        "({where_to}); {residual} {carries} ({bytes_text} at once; about {before} -> "
+        "{after} ns a step)",
     )
     SHORT = missed("trip-count", "runs {steps} time(s): there is nothing to batch")
     SYMBOLIC = missed(
@@ -213,7 +212,11 @@ class LoopDistribution(LoopPass):
             moved=moved,
             total=len(dep.nodes),
             scans=part.scans,
-            carries=_listed(names),
+            where_to=_where_to(part, invariant),
+            residual="a residual scan keeps"
+            if part.scans == 1
+            else (f"{part.scans} residual scans keep"),
+            carries=_listed(names) or "the rest",
         )
         return Distribution(remark, outcome, part, schedule, invariant)
 
@@ -251,6 +254,32 @@ def _listed(names: list[str], most: int = 4) -> str:
     names = list(dict.fromkeys(names))
     shown = ", ".join(names[:most])
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+_UNSAID = frozenset(
+    {"broadcast_in_dim", "reshape", "squeeze", "slice", "convert_element_type"}
+)
+
+
+def _where_to(part: Partition, invariant: frozenset[int]) -> str:
+    """Say which operations run before, between and after the residual scans."""
+    said = []
+    for stage in range(part.scans + 1):
+        eqns = [
+            part.dependence.nodes[v].eqn
+            for v in part.batch_nodes(stage)
+            if v not in invariant and v not in part.in_scan
+        ]
+        names = [e.primitive.name for e in eqns if e is not None]
+        names = [n for n in names if n not in _UNSAID]
+        if names:
+            place = (
+                "before"
+                if stage == 0
+                else ("after" if stage == part.scans else "between")
+            )
+            said.append(f"{place}: {_listed(names)}")
+    return "; ".join(said) or "sums"
 
 
 def _text(size: float) -> str:
