@@ -73,7 +73,7 @@ class LoopDistribution(LoopPass):
     name: ClassVar = "loop-distribution"
     phase: ClassVar = Phase.LATE
     numerics: ClassVar = "strict"
-    min_gain: float = 1.1  # estimated time before over after
+    min_gain: float = 1.15  # estimated time before over after
 
     BATCHED = passed(
         "batched",

@@ -107,6 +107,7 @@ DRAWS = frozenset(
     }
 )
 _IN_LINE = frozenset({"sort", "top_k", "approx_top_k"})  # XLA's own code, no call
+_INDEXED = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice"})
 TINY_DOT = 128  # multiplications of a dot that XLA writes out
 _CONTROL = frozenset({"scan", "while", "cond"})
 _NOT_CALLS = frozenset(
@@ -174,6 +175,22 @@ class Model:
             return (m.draw_call if size > 4 else 20.0) + m.draw * m.element * size
         return self.weight(eqn) * m.element * size
 
+    def is_paying(self, eqn: Any) -> bool:
+        """Whether an equation is a kind that gains by being batched beside a loop.
+
+        Elementwise work next to a residual scan only moves from one fused loop to
+        another; dots, library calls, draws and inner loops change their form.
+        """
+        return (
+            eqn.primitive.name in DRAWS
+            or is_kernel(eqn)
+            or any(
+                self.is_paying(e)
+                for j in jc.sub_jaxprs(eqn)
+                for e in jc.open_jaxpr(j).eqns
+            )
+        )
+
     def stages(self, count: int, length: int) -> float:
         """Return ns per step of entering `count` batched stages."""
         return self.machine.stage * count / max(1, length)
@@ -219,8 +236,11 @@ class Model:
         if name in DRAWS:
             size = sum(elements(v) for v in eqn.outvars)
             return 0.4 * m.draw * m.element_batched * size + m.row_call
-        if name in ("gather", "scatter", "dynamic_slice", "dynamic_update_slice"):
-            return self.loop(eqn) + m.row_call
+        if name in _INDEXED:  # a slice in the loop, a gather of elements batched
+            size = sum(elements(v) for v in eqn.outvars)
+            return m.row_call + 4 * m.element * size
+        if name in ("argmax", "argmin"):
+            return self.loop(eqn)
         return self.loop(eqn) * (m.element_batched / m.element)
 
     def contraction(self, eqn: Any) -> float:

@@ -81,6 +81,8 @@ def prices(
                 batch_ns.append(
                     min(count * m.element_batched * model.weight(node.eqn), cost)
                 )
+            elif dep.sequential and not model.is_paying(node.eqn):
+                batch_ns.append(cost)
             elif node.id in summed:
                 batch_ns.append(model.contraction(node.eqn))
             else:

@@ -136,8 +136,7 @@ def _dear(x):
 
 def _inverses(x):
     def one(r):
-        a = jnp.outer(r, r) + 64 * jnp.eye(64)
-        return jnp.linalg.solve(a @ a.T, r)[:2]
+        return jnp.sum(jnp.outer(r, r) @ W, 0)
 
     return lax.map(one, x)
 
@@ -177,11 +176,11 @@ PROGRAMS = {
     "one_row": (_rows, W, X[:1]),
     "blocks": (_rows, W, LONG, {"memory_budget": 20_000}),
     "symbolic": (_rows, W, _symbolic()),
-    "recurrence": (_recurrence, W, X),
+    "recurrence": (_recurrence, W, random(500, 64)),
     "sections": (_recurrence, W, LONG, {"memory_budget": 100_000}),
     "opaque": (lambda x: lax.scan(lambda c, r: (jnp.sin(c + r),) * 2, x[0], x), X),
     "in_order": (_dear, X),
-    "no_room": (_inverses, X, {"memory_budget": 30_000}),
+    "no_room": (_inverses, X, {"memory_budget": 10_000}),
     "cheap": (_cheap, X[:, :1]),
 }
 

@@ -220,11 +220,10 @@ def _while_of_unknown_trip(x):
     return lax.map(row, x)
 
 
-@kept.add(X, code="memory-budget", memory_budget=30_000)
+@kept.add(X, code="memory-budget", memory_budget=10_000)
 def _step_over_the_budget(x):
     def row(r):
-        a = jnp.outer(r, r) + 64 * jnp.eye(64)
-        return jnp.linalg.solve(a @ a.T, r)[:2]
+        return jnp.sum(jnp.outer(r, r) @ W, 0)
 
     return lax.map(row, x)
 

@@ -120,7 +120,7 @@ def test_cheap():
 
 def test_wide():
     """The 8 results of the dot are stored, the 8 x 128 are recomputed."""
-    (part,) = partitions(wide, random(1024, 8), random(50, 1024))
+    (part,) = partitions(wide, random(4096, 8), random(400, 4096))
     assert stored_shapes(part) == [(8,)]
     assert names(part, part.in_scan)["mul"] == 1
     assert dots(part) == (0, 1)
