@@ -21,6 +21,7 @@ def is_materialised(eqn: Any) -> bool:
         in (
             "dot_general",
             "gather",
+            "dynamic_slice",
             "concatenate",
             "cumsum",
             "scatter-add",
