@@ -241,7 +241,23 @@ class Model:
             return m.row_call + 4 * m.element * size
         if name in ("argmax", "argmin"):
             return self.loop(eqn)
-        return self.loop(eqn) * (m.element_batched / m.element)
+        return self._batched_elementwise(eqn)
+
+    def _batched_elementwise(self, eqn: Any) -> float:
+        """Return ns per row of elementwise work or a reduction.
+
+        Short rows gain from being one long loop; a long row keeps a vector unit busy
+        by itself, and a reduction over an axis of a few elements defeats it if batched.
+        """
+        m = self.machine
+        source = eqn.invars[0] if eqn.invars else eqn.outvars[0]
+        reduces = eqn.primitive.name.startswith("reduce_")
+        size = elements(source) if reduces else sum(elements(v) for v in eqn.outvars)
+        short = min(size, m.short_row)
+        cost = self.loop(eqn) / (m.element * max(1, size))
+        if reduces and _over_tiny_axis(source.aval.shape, eqn.params["axes"]):
+            cost *= m.tiny_axis
+        return cost * (short * m.element_batched + (size - short) * m.element)
 
     def contraction(self, eqn: Any) -> float:
         """Return ns per step of a dot that is summed over all steps at once."""
@@ -320,6 +336,12 @@ class Model:
             for e in eqns
         )
         return m.step + m.kernel * min(kernels, 8)
+
+
+def _over_tiny_axis(shape: Sequence[int], axes: Sequence[int]) -> bool:
+    """Whether a reduction runs along a short last axis of a larger array."""
+    last = len(shape) - 1
+    return last > 0 and last in axes and shape[-1] < 8
 
 
 def is_kernel(eqn: Any) -> bool:

@@ -34,6 +34,8 @@ class Machine:
     draw: float  # per element of a draw, in units of `element`
     byte_stored: float  # write and read back what crosses
     cache: int  # bytes a block of rows should stay within
+    short_row: int  # elements up to which elementwise rows gain from being batched
+    tiny_axis: float  # a batched reduction over a last axis below 8, over another
     stage: float  # entering one batched stage, per trip
     small_elements: int  # largest value in a loop compiled as one function
 
@@ -59,6 +61,8 @@ CPU = Machine(
     draw=60.0,
     byte_stored=0.06,
     cache=12 << 20,
+    short_row=256,
+    tiny_axis=16.0,
     stage=2000.0,
     small_elements=64,
 )
@@ -83,6 +87,8 @@ GPU = Machine(
     draw=10.0,
     byte_stored=0.001,
     cache=64 << 20,
+    short_row=1 << 30,
+    tiny_axis=1.0,
     stage=20000.0,
     small_elements=64,
 )
