@@ -47,6 +47,7 @@ from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
 from rewriter.pricing import (
     forced_in_order,
     invariant_nodes,
+    is_elementwise,
     moves_work,
     plan_footprint,
     prices,
@@ -149,7 +150,9 @@ class LoopDistribution(LoopPass):
         part = partition(dep, prices(dep, model, invariant, overhead, tiny))
         tiny = tiny and part.is_map
         before = part.loop_cost
-        after = part.cost + model.stages(part.scans + 1, loop.length)
+        after = part.cost + model.stages(
+            part.scans + 1, loop.length, is_elementwise(part, invariant, model)
+        )
         if before < after * self.min_gain or not moves_work(part, invariant):
             return self._reason(dep, before, after)
         size, kept = (Footprint(), 0) if tiny else plan_footprint(part, invariant)

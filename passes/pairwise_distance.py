@@ -9,9 +9,10 @@ recomputed directly.
 Why it pays: one matrix product instead of a pass over the matrix per row; the block is
 finished while it is in cache, and nothing of shape (n, m, d) exists.
 
-Legality: float32 or float64, at least 9 features (fewer are faster directly), and all
-that follows acts on each distance by itself and has no steps: `argmin` and comparisons
-keep the direct form. Gradients are taken of the direct form.
+Legality: float32 or float64, and at least 28 features: with fewer, so many pairs are
+near in proportion to their norms that the direct form is as fast. All that follows acts
+on each distance by itself and has no steps: `argmin` and comparisons keep the direct
+form. Gradients are taken of the direct form.
 
 Numerics: reassociate (guarded: as accurate as the direct form within a factor of two);
 under `fast` without the guard.
@@ -75,7 +76,7 @@ class PairwiseDistance(LoopPass):
     name: ClassVar = "pairwise-distance"
     phase: ClassVar = Phase.LATE
     numerics: ClassVar = "reassociate"
-    min_features: int = 9
+    min_features: int = 28
     min_pairs: int = 100_000
 
     PRODUCT = passed(

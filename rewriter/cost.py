@@ -191,9 +191,12 @@ class Model:
             )
         )
 
-    def stages(self, count: int, length: int) -> float:
+    def stages(self, count: int, length: int, elementwise: bool) -> float:
         """Return ns per step of entering `count` batched stages."""
-        return self.machine.stage * count / max(1, length)
+        fixed = self.machine.stage * count
+        if elementwise:
+            fixed += self.machine.fork
+        return fixed / max(1, length)
 
     def weight(self, eqn: Any) -> float:
         """Return the relative price of one element of an operation."""
@@ -224,6 +227,8 @@ class Model:
             return 0.0
         if name == "dot_general":
             return self._batched_dot(eqn, variant)
+        if name == "conv_general_dilated":
+            return self.loop(eqn)
         if name in LIBRARY:
             call = {True: 0.0, False: 0.25 * m.library_call}[name in _IN_LINE]
             return call + 1.1 * self._library(eqn)
@@ -238,9 +243,9 @@ class Model:
             return 0.4 * m.draw * m.element_batched * size + m.row_call
         if name in _INDEXED:  # a slice in the loop, a gather of elements batched
             size = sum(elements(v) for v in eqn.outvars)
-            return m.row_call + 4 * m.element * size
-        if name in ("argmax", "argmin"):
-            return self.loop(eqn)
+            return m.row_call + 6 * m.element * size
+        if name in ("argmax", "argmin", "concatenate", "pad", "rev", "reverse"):
+            return 1.2 * self.loop(eqn)
         return self._batched_elementwise(eqn)
 
     def _batched_elementwise(self, eqn: Any) -> float:

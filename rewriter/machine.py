@@ -36,7 +36,9 @@ class Machine:
     cache: int  # bytes a block of rows should stay within
     short_row: int  # elements up to which elementwise rows gain from being batched
     tiny_axis: float  # a batched reduction over a last axis below 8, over another
-    stage: float  # entering one batched stage, per trip
+    stage: float  # entering one batched stage
+    fork: float  # splitting a purely elementwise stage over the cores
+    reduced: float  # per element, summing rows of vectors
     small_elements: int  # largest value in a loop compiled as one function
 
 
@@ -64,6 +66,8 @@ CPU = Machine(
     short_row=256,
     tiny_axis=16.0,
     stage=2000.0,
+    fork=40000.0,
+    reduced=0.75,
     small_elements=64,
 )
 GPU = Machine(
@@ -90,6 +94,8 @@ GPU = Machine(
     short_row=1 << 30,
     tiny_axis=1.0,
     stage=20000.0,
+    fork=0.0,
+    reduced=0.002,
     small_elements=64,
 )
 

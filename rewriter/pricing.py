@@ -7,13 +7,14 @@ from typing import Any
 
 from rewriter import jax_compat as jc
 from rewriter import planes
-from rewriter.contraction import contractions
+from rewriter.contraction import Dot, contractions
 from rewriter.cost import Model, elements, nbytes
 from rewriter.dependence import Dependence
 from rewriter.graph import Loop, variant_values
 from rewriter.legality import dear, unbatchable
 from rewriter.memory import Footprint, footprint, is_materialised
 from rewriter.partition import Partition, Prices
+from rewriter.recurrence import Reduction
 
 
 def forced_in_order(loop: Loop, model: Model, overhead: float) -> dict[int, str]:
@@ -68,7 +69,9 @@ def prices(
     counters = {c.var for c in loop.counters}
     seeds = {c.var for c in loop.carries} | {v for v, _ in loop.xs} | counters
     variant = variant_values(loop.eqns, seeds)
-    summed = _summed_dots(dep)
+    summed = _summed(dep, invariant)
+    dots = {id(c.eqn) for c in summed.values() if isinstance(c, Dot)}
+    replaced = {id(e) for c in summed.values() for e in c.replaced}
     loop_ns, batch_ns = [], []
     for node in dep.nodes:
         if node.eqn is not None:
@@ -81,16 +84,18 @@ def prices(
                 batch_ns.append(
                     min(count * m.element_batched * model.weight(node.eqn), cost)
                 )
+            elif id(node.eqn) in dots:
+                batch_ns.append(model.contraction(node.eqn))
+            elif id(node.eqn) in replaced:
+                batch_ns.append(0.0)
             elif dep.sequential and not model.is_paying(node.eqn):
                 batch_ns.append(cost)
-            elif node.id in summed:
-                batch_ns.append(model.contraction(node.eqn))
             else:
                 batch_ns.append(model.batch(node.eqn, variant))
         elif node.reduction is not None:
-            size = elements(node.reduction.carry.var) * len(node.reduction.terms)
-            loop_ns.append(size * m.element)
-            batch_ns.append(size * m.element_batched)
+            loop_price, batch_price = _reduction(node.reduction, summed, model)
+            loop_ns.append(loop_price)
+            batch_ns.append(batch_price)
         else:
             loop_ns.append(0.0)
             batch_ns.append(0.0)
@@ -106,29 +111,34 @@ def prices(
     )
 
 
-def _summed_dots(dep: Dependence) -> set[int]:
-    """Return the dots whose results are only summed: one contraction does them all."""
-    readers: Counter[int] = Counter(p for ps in dep.predecessors for p in ps)
-    found: set[int] = set()
-    for node in dep.nodes:
-        if node.reduction is None or node.reduction.op.name != "sum":
-            continue
-        for v in dep.predecessors[node.id]:
-            eqn = dep.nodes[v].eqn
-            if (
-                eqn is not None
-                and eqn.primitive.name == "transpose"
-                and readers[v] == 1
-            ):
-                v = next(iter(dep.predecessors[v]), v)
-                eqn = dep.nodes[v].eqn
-            if (
-                eqn is not None
-                and eqn.primitive.name == "dot_general"
-                and readers[v] == 1
-            ):
-                found.add(v)
-    return found
+def _summed(dep: Dependence, invariant: frozenset[int]) -> dict[Any, Any]:
+    """Return the sums that would be contractions if all that may be were batched."""
+    free = {v: 0 for v in dep.order if not dep.is_core(v)}
+    ys = frozenset(a for _, a in dep.loop.ys if not isinstance(a, jc.Literal))
+    return contractions(Partition(dep, 0, {}, free, ys), invariant)
+
+
+def _reduction(
+    reduction: Reduction, summed: dict[Any, Any], model: Model
+) -> tuple[float, float]:
+    """Return ns per step of accumulating in the loop and of reducing all rows."""
+    m, size = model.machine, elements(reduction.carry.var)
+    batched = 0.0
+    for term in reduction.terms:
+        how = None if isinstance(term.atom, jc.Literal) else summed.get(term.atom)
+        if how is None:
+            batched += size * (m.reduced if size > 1 else m.element_batched)
+        elif not isinstance(how, Dot):
+            batched += m.row_call + 2.0 * size * m.flop_batch
+    return size * m.element * len(reduction.terms), batched
+
+
+def is_elementwise(part: Partition, invariant: frozenset[int], model: Model) -> bool:
+    """Whether the batched stages hold no dot, library call, draw or contraction."""
+    eqns = [part.dependence.nodes[v].eqn for v in part.in_batch]
+    if any(e is not None and model.is_paying(e) for e in eqns):
+        return False
+    return not contractions(part, invariant)
 
 
 def moves_work(part: Partition, invariant: frozenset[int]) -> bool:

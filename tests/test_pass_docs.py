@@ -190,10 +190,10 @@ def _distances(x, after=jnp.sqrt):
 
 
 PROGRAMS |= {
-    "distances": (_distances, random(400, 16)),
-    "few_distances": (_distances, random(40, 16)),
+    "distances": (_distances, random(400, 32)),
+    "few_distances": (_distances, random(40, 32)),
     "chunked": (lambda x: lax.map(lambda r: jnp.tanh(W @ r), x, batch_size=4), X),
-    "nearest": (lambda x: _distances(x, jnp.argmin), random(400, 16)),
+    "nearest": (lambda x: _distances(x, jnp.argmin), random(400, 32)),
 }
 
 
