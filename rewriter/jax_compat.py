@@ -250,10 +250,18 @@ def abstractify(value: Any) -> Any:
     return core.shaped_abstractify(value)
 
 
-def trace(fun: Callable[..., Any], avals: Sequence[Any], name: str) -> Any:
-    """Trace a flat function at exactly these avals into a closed jaxpr."""
+def trace(
+    fun: Callable[..., Any], avals: Sequence[Any], name: str, lower: bool = False
+) -> Any:
+    """Trace a flat function at exactly these avals into a closed jaxpr.
+
+    `lower` expands high-level primitives, which JAX does before it lowers a jit and so
+    can not do to what is traced while lowering.
+    """
     info = api_util.debug_info(name, fun, tuple(avals), {})
-    out = pe.trace_to_jaxpr_dynamic(lu.wrap_init(fun, debug_info=info), list(avals))
+    out = pe.trace_to_jaxpr_dynamic(
+        lu.wrap_init(fun, debug_info=info), list(avals), lower=lower
+    )
     jaxpr, consts = out[0], out[2]
     if ONE_CLASS and jaxpr.consts:
         return jaxpr

@@ -291,7 +291,8 @@ class Rewriter:
             return [o for o, u in zip(emission(args), used, strict=True) if u]
 
         with jc.at_location(eqn):
-            closed = jc.trace(run, [v.aval for v in eqn.invars], "rewritten")
+            late = self.ctx.phase is Phase.LATE
+            closed = jc.trace(run, [v.aval for v in eqn.invars], "rewritten", late)
         verify(eqn, closed)
         return _Replacement(closed)
 
