@@ -36,10 +36,6 @@ class Access:
         """Return all positions, one per storage index."""
         return rows(self.position, length).reshape(length)
 
-    def is_affine(self) -> bool:
-        """Whether positions are `base + step * j` with a step."""
-        return isinstance(self.position, Affine) and not self.position.is_constant
-
     @property
     def step(self) -> int:
         """Distance between the positions of neighbouring storage indices."""

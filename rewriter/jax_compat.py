@@ -64,11 +64,6 @@ def is_closed(value: Any) -> bool:
     return isinstance(value, ClosedJaxpr)
 
 
-def is_open(value: Any) -> bool:
-    """Whether `value` is a jaxpr without a place for constants."""
-    return isinstance(value, Jaxpr) and not ONE_CLASS
-
-
 def fresh_var(aval: Any) -> Any:
     """Make a new variable of type `aval`."""
     return Var(aval)
@@ -228,18 +223,7 @@ def bind_scan(
         params["ft_out"] = ft.pack((ft.nones(len(init)), ft.nones(n_ys)))
     else:
         params["num_consts"], params["num_carry"] = len(consts), len(init)
-        params["_split_transpose"] = False
-    known = loops_lib.scan_p.bind
-    params = {k: v for k, v in params.items() if k in _scan_param_names()}
-    return list(known(*consts, *init, *xs, **params))
-
-
-@functools.cache
-def _scan_param_names() -> frozenset[str]:
-    eqn = jax.make_jaxpr(lambda x: jax.lax.scan(lambda c, v: (c, v), 0.0, x))(
-        jax.ShapeDtypeStruct((2,), "float32")
-    ).eqns[-1]
-    return frozenset(eqn.params)
+    return list(loops_lib.scan_p.bind(*consts, *init, *xs, **params))
 
 
 # ---------------------------------------------------------------- tracing

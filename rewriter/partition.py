@@ -110,7 +110,6 @@ class _Builder:
     dep: Dependence
     prices: Prices
     levels: int
-    label: dict[int, int]
     core: dict[int, int] = field(default_factory=dict)
     in_scan: dict[int, set[int]] = field(default_factory=dict)
     in_batch: dict[int, int] = field(default_factory=dict)
@@ -188,7 +187,7 @@ def _solve(dep: Dependence, prices: Prices, cap: int) -> Partition:
     for v, ps in enumerate(dep.predecessors):
         for p in ps:
             succ[p].append(v)
-    b = _Builder(dep, prices, levels, label)
+    b = _Builder(dep, prices, levels)
     for k in range(1, levels + 1):
         seeds = [v for v in dep.order if dep.is_core(v) and (label[v] + 1) // 2 == k]
         between = _reach(seeds, succ) & _reach(seeds, pred)

@@ -48,12 +48,6 @@ def new_program() -> None:
     _warned.clear()
 
 
-def reset_bisect() -> None:
-    """Start counting rewrites for `REWRITER_BISECT` anew."""
-    global _done
-    _done = 0
-
-
 @dataclass(frozen=True)
 class _Manager(Pass):
     """Remarks of the manager itself."""

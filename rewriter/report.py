@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import textwrap
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,11 +200,3 @@ def format_bytes(n: float) -> str:
             return f"{n:.0f} {unit}" if n >= 10 or unit == "B" else f"{n:.1f} {unit}"
         n /= 1000
     raise AssertionError
-
-
-def summary(verdicts: Sequence[Verdict]) -> str:
-    """Return one line: how many loops, how many of each outcome."""
-    counts: dict[str, int] = {}
-    for v in verdicts:
-        counts[v.outcome] = counts.get(v.outcome, 0) + 1
-    return ", ".join(f"{n} {outcome}" for outcome, n in sorted(counts.items()))
