@@ -2,11 +2,16 @@
 
 from passes.buffer_write import BufferWrite
 from passes.countable_while import CountableWhile
+from passes.distance_rows import DistanceRows
+from passes.dot_recognition import DotRecognition
+from passes.feature_planes import FeaturePlanes
 from passes.indexed_read import IndexedRead
 from passes.induction_variable import InductionVariable
 from passes.invariant_carry import InvariantCarry
 from passes.invariant_solve import InvariantSolve
+from passes.invariant_value import InvariantValue
 from passes.known_output import KnownOutput
+from passes.known_predicate import KnownPredicate
 from passes.loop_distribution import LoopDistribution
 from passes.pairwise_distance import PairwiseDistance
 from passes.table_layout import TableLayout
@@ -16,12 +21,17 @@ DEFAULT_PIPELINE = (
     CountableWhile(),  # first: everything else works on scans
     InvariantCarry(),  # constants before counters: a step may be a carry
     InductionVariable(),  # counters before indices are evaluated
+    KnownPredicate(),  # a selection less may free a buffer
     KnownOutput(),  # before reads: backward loops read these indices
     IndexedRead(),  # reads before writes: a row read may free a buffer
     BufferWrite(),  # arrays that are only filled
     TableRecurrence(),  # arrays filled from their own last rows
+    InvariantValue(),  # late: the passes below look for constants
     TableLayout(),  # late: a copy of a table, against the memory budget
+    DistanceRows(),  # late: distances that are reduced or decided on
+    DotRecognition(),  # late: sums of products, before they are priced
     InvariantSolve(),  # before distribution, which then sees a product
     PairwiseDistance(),  # before distribution, which would batch the differences
+    FeaturePlanes(),  # after distances, which may do without the differences
     LoopDistribution(),  # last: emits what the others have recognised
 )

@@ -150,9 +150,8 @@ class LoopDistribution(LoopPass):
         part = partition(dep, prices(dep, model, invariant, overhead, tiny))
         tiny = tiny and part.is_map
         before = part.loop_cost
-        after = part.cost + model.stages(
-            part.scans + 1, loop.length, is_elementwise(part, invariant, model)
-        )
+        forks = not ctx.loops and is_elementwise(part, invariant, model)
+        after = part.cost + model.stages(part.scans + 1, loop.length, forks)
         if before < after * self.min_gain or not moves_work(part, invariant):
             return self._reason(dep, before, after)
         size, kept = (Footprint(), 0) if tiny else plan_footprint(part, invariant)

@@ -44,6 +44,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
+from rewriter.differences import squared_distance
 from rewriter.distance import COLUMNS, ROWS, pairwise
 from rewriter.emit import results
 from rewriter.graph import Loop, Outputs, reads
@@ -96,7 +97,8 @@ class PairwiseDistance(LoopPass):
         where = loop.location
         if loop.carries or not isinstance(loop.length, int):
             return self.NONE.at(where)
-        found = _squared_distance(loop)
+        rows = {v for v, _ in loop.xs}
+        found = squared_distance(loop, rows.__contains__)
         if found is None:
             return self.NONE.at(where)
         squared, row, matrix, used = found
@@ -144,67 +146,6 @@ class PairwiseDistance(LoopPass):
             return results(loop, Outputs(args, {}, dict(zip(keys, out, strict=True))))
 
         return emit
-
-
-def _squared_distance(loop: Loop) -> tuple[Any, Any, Any, set[int]] | None:
-    """Return the distance variable, the row, the matrix, and the equations used up."""
-    made = {v: e for e in loop.eqns for v in e.outvars}
-    consts, xs = {v for v, _ in loop.consts}, {v for v, _ in loop.xs}
-    for total in loop.eqns:
-        if total.primitive.name != "reduce_sum" or tuple(total.params["axes"]) != (1,):
-            continue
-        square = _maker(made, total.invars[0])
-        difference = None if square is None else _maker(made, _root(square))
-        if difference is None or difference.primitive.name != "sub":
-            continue
-        for a, b in (difference.invars, difference.invars[::-1]):
-            spread = _maker(made, b)
-            row = _row_of(spread)
-            if row is None or a not in consts or row not in xs:
-                continue
-            aval = a.aval
-            if len(aval.shape) != 2 or row.aval.shape != aval.shape[1:]:
-                continue
-            if (
-                not jnp.issubdtype(aval.dtype, jnp.floating)
-                or aval.dtype.itemsize < 4
-                or (jc.is_sharded(aval))
-            ):
-                continue
-            used = {id(e) for e in (total, square, difference, spread)}
-            return total.outvars[0], row, a, used
-    return None
-
-
-def _maker(made: dict[Any, Any], atom: Any) -> Any:
-    return None if isinstance(atom, jc.Literal) else made.get(atom)
-
-
-def _root(square: Any) -> Any:
-    """Return what an equation squares; a literal if it does not square."""
-    name = square.primitive.name
-    if name == "square" or (name == "integer_pow" and square.params["y"] == 2):
-        return square.invars[0]
-    if name == "mul" and square.invars[0] is square.invars[1]:
-        return square.invars[0]
-    return jc.Literal(0, square.outvars[0].aval)
-
-
-def _row_of(spread: Any) -> Any:
-    """Return the vector that an equation makes the rows of."""
-    if spread is None or isinstance(spread.invars[0], jc.Literal):
-        return None
-    name, shape = spread.primitive.name, spread.outvars[0].aval.shape
-    source = spread.invars[0]
-    if (
-        len(shape) != 2
-        or len(source.aval.shape) != 1
-        or source.aval.shape[0] != shape[1]
-    ):
-        return None
-    if name == "broadcast_in_dim":
-        return source if tuple(spread.params["broadcast_dimensions"]) == (1,) else None
-    return source if name in ("reshape", "expand_dims") and shape[0] == 1 else None
 
 
 def _not_elementwise(loop: Loop, epilogue: Sequence[Any], squared: Any) -> str:

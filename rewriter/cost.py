@@ -10,6 +10,7 @@ from typing import Any
 from rewriter import jax_compat as jc
 from rewriter.graph import carry_fixpoint, reads, variant_values
 from rewriter.machine import Machine
+from rewriter.rowwise import form_of
 
 # relative price of one element, in units of a cheap one
 _WEIGHT = {
@@ -203,6 +204,8 @@ class Model:
         return _WEIGHT.get(eqn.primitive.name, 1)
 
     def _library(self, eqn: Any) -> float:
+        if eqn.primitive.name in ("top_k", "approx_top_k"):
+            return 12.0 * self.machine.element * elements(eqn.invars[0])
         work = sum(nbytes(v) for v in eqn.invars) / 4
         return work * _library_power(eqn) * self.machine.flop_vector
 
@@ -225,6 +228,9 @@ class Model:
         changing = [v for v in reads(eqn) if v in variant]
         if not changing and not eqn.effects:
             return 0.0
+        form = form_of(eqn)
+        if form is not None:
+            return m.row_call + form.row_ns
         if name == "dot_general":
             return self._batched_dot(eqn, variant)
         if name == "conv_general_dilated":
@@ -357,6 +363,7 @@ def is_kernel(eqn: Any) -> bool:
     return (
         name in LIBRARY
         or name in _CONTROL
+        or form_of(eqn) is not None
         or any(is_kernel(e) for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns)
     )
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax._src import api_util, config, core, source_info_util
 from jax._src import linear_util as lu
 from jax._src import pjit as pjit_lib
-from jax._src.interpreters import mlir
+from jax._src.interpreters import batching, mlir
 from jax._src.interpreters import partial_eval as pe
 from jax._src.lax.control_flow import loops as loops_lib
 
@@ -518,8 +518,13 @@ def traced_equations(
 
     The equations stand at the place of `like`; constants are not allowed.
     """
+
+    def flat(*values: Any) -> list[Any]:
+        out = fun(*values)
+        return list(out) if isinstance(out, (list, tuple)) else [out]
+
     with at_location(like):
-        closed = trace(lambda *a: [fun(*a)], [v.aval for v in atoms], "traced")
+        closed = trace(flat, [v.aval for v in atoms], "traced")
     jaxpr = open_jaxpr(closed)
     if closed.consts:
         raise ValueError("traced equations may not hold constants")
@@ -562,3 +567,36 @@ def is_chunked_map(eqn: Any) -> bool:
             if name == "vmap_f" and caller == "<lambda>" and _is_loops(file):
                 return True
     return False
+
+
+# ---------------------------------------------------------------- a primitive
+
+
+def call_primitive(
+    name: str, batched: Callable[[Sequence[Any], Sequence[Any], Any, Any], Any]
+) -> Any:
+    """Return a primitive that runs its `jaxpr`, and `form` when it is batched.
+
+    `batched(values, dims, jaxpr, form)` returns outputs and their batch dimensions.
+    """
+    call_p = core.Primitive(name)
+    call_p.multiple_results = True
+
+    def run(*args: Any, jaxpr: Any, form: Any) -> list[Any]:
+        del form
+        return evaluate(jaxpr, *args)
+
+    call_p.def_impl(run)
+    call_p.def_abstract_eval(
+        lambda *_, jaxpr, form: [v.aval for v in open_jaxpr(jaxpr).outvars]
+    )
+    mlir.register_lowering(call_p, mlir.lower_fun(run, multiple_results=True))
+    batching.primitive_batchers[call_p] = lambda values, dims, jaxpr, form: batched(
+        values, dims, jaxpr, form
+    )
+    return call_p
+
+
+def avals_of(fun: Callable[..., Any], avals: Sequence[Any]) -> list[Any]:
+    """Return the avals of a flat function's results."""
+    return [v.aval for v in open_jaxpr(trace(fun, avals, "shapes")).outvars]

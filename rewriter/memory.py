@@ -11,6 +11,7 @@ import numpy as np
 
 from rewriter import jax_compat as jc
 from rewriter.cost import DRAWS, LIBRARY, nbytes
+from rewriter.rowwise import form_of
 
 
 def is_materialised(eqn: Any) -> bool:
@@ -32,6 +33,7 @@ def is_materialised(eqn: Any) -> bool:
         )
         or name in LIBRARY
         or name in DRAWS
+        or form_of(eqn) is not None
         or any(
             is_materialised(e)
             for j in jc.sub_jaxprs(eqn)
@@ -60,6 +62,9 @@ def footprint(eqn: Any, outside: Collection[Any] = ()) -> Footprint:
     if not is_materialised(eqn):
         return Footprint()
     own = sum(nbytes(v) for v in eqn.outvars if v not in outside)
+    form = form_of(eqn)
+    if form is not None:
+        return Footprint(own + form.row_bytes, own + form.row_bytes)
     inside = Footprint()
     for closed in jc.sub_jaxprs(eqn):
         parts = sum((footprint(e) for e in jc.open_jaxpr(closed).eqns), Footprint())

@@ -146,6 +146,7 @@ class Context:
     platform: str
     sink: Sink = field(default_factory=Sink)
     rewrites: int = 0
+    loops: int = 0  # loops around what is being matched
 
     @property
     def model(self) -> Model:

@@ -167,7 +167,17 @@ class Rewriter:
             finally:
                 self._depth -= 1
         inner = self._inside(eqn)
-        return None if inner is eqn else inner
+        if inner is eqn:
+            return None
+        if name == "scan" and self._depth < _DEPTH:  # its body is another one now
+            replaced = self._rewritten(inner, scope)
+            if replaced is not None:
+                self._depth += 1
+                try:
+                    return _Replacement(self.run(replaced.closed))
+                finally:
+                    self._depth -= 1
+        return inner
 
     def _rewritten(self, eqn: Any, scope: Scope) -> _Replacement | None:
         name = eqn.primitive.name
@@ -193,8 +203,13 @@ class Rewriter:
             return eqn
         if next(iter(jc.sub_jaxprs(eqn)), None) is None:
             return eqn
-        with jc.inside(eqn):
-            return jc.map_sub_jaxprs(eqn, self.run)
+        looping = name in ("scan", "while")
+        self.ctx.loops += looping
+        try:
+            with jc.inside(eqn):
+                return jc.map_sub_jaxprs(eqn, self.run)
+        finally:
+            self.ctx.loops -= looping
 
     def _record(self, eqn: Any, outcome: str, remark: Remark) -> None:
         self.ctx.sink.remark(remark, eqn)

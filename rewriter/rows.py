@@ -30,6 +30,8 @@ def take_rows(operand: Any, access: Access, length: int, args: Sequence[Any]) ->
         picked = jnp.take(
             operand, jnp.asarray(index.astype(np.int32)), axis=axis, mode="clip"
         )
+    if access.squeezed and window == 1:
+        return jnp.moveaxis(picked, axis, 0)
     shape = picked.shape
     split = picked.reshape(*shape[:axis], length, window, *shape[axis + 1 :])
     stacked = jnp.moveaxis(split, axis, 0)
@@ -46,8 +48,12 @@ def _affine_rows(operand: Any, access: Access, length: int) -> Any:
         return tiled.reshape(*row.shape[:axis], length * window, *row.shape[axis + 1 :])
     low = min(base, base + step * (length - 1))
     if window == 1:
-        picked = lax.slice_in_dim(
-            operand, low, low + abs(step) * (length - 1) + 1, abs(step), axis
+        last = low + abs(step) * (length - 1) + 1
+        whole = low == 0 and last == operand.shape[axis] == length
+        picked = (
+            operand
+            if whole
+            else lax.slice_in_dim(operand, low, last, abs(step), axis)
         )
         return picked if step > 0 else lax.rev(picked, (axis,))
     assert abs(step) == window

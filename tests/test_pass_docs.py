@@ -194,6 +194,15 @@ PROGRAMS |= {
     "few_distances": (_distances, random(40, 32)),
     "chunked": (lambda x: lax.map(lambda r: jnp.tanh(W @ r), x, batch_size=4), X),
     "nearest": (lambda x: _distances(x, jnp.argmin), random(400, 32)),
+    "sorted": (lambda x: _distances(x, jnp.sort), random(400, 32)),
+    "few_nearest": (lambda x: _distances(x, jnp.argmin), random(40, 32)),
+    "products": (lambda w: lax.map(lambda p: jnp.sum(w * p, 1), w), random(200, 32)),
+    "features": (_distances, random(300, 3)),
+    "features_no_room": (_distances, random(300, 3), {"memory_budget": 2_000}),
+    "wide": (
+        lambda x: lax.map(lambda p: jnp.abs(x - p).sum(1), x[:9]),
+        random(300, 70),
+    ),
 }
 
 
