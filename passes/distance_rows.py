@@ -144,8 +144,8 @@ class DistanceRows(LoopPass):
         assert loop is not None
         assert form is not None
         source = dict(loop.consts)[plan.table]
-        avals = jc.avals_of(prepare, [plan.table.aval])
-        added = [jc.fresh_var(a) for a in avals]
+        made = jc.open_jaxpr(jc.trace(prepare, [plan.table.aval], "prepared"))
+        added = [jc.fresh_var(v.aval) for v in made.outvars]
         consts = (
             *loop.consts,
             *(

@@ -84,7 +84,9 @@ class InvariantValue(LoopPass):
         read = [v for e in loop.eqns if id(e) not in mine for v in reads(e)]
         read += [c.out for c in loop.carries] + [a for _, a in loop.ys]
         wanted = tuple(
-            dict.fromkeys(v for v in read if not isinstance(v, jc.Literal) and v in made)
+            dict.fromkeys(
+                v for v in read if not isinstance(v, jc.Literal) and v in made
+            )
         )
         return Values(
             self.FOUND.at(loop.location, count=len(found)),

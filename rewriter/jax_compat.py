@@ -595,8 +595,3 @@ def call_primitive(
         values, dims, jaxpr, form
     )
     return call_p
-
-
-def avals_of(fun: Callable[..., Any], avals: Sequence[Any]) -> list[Any]:
-    """Return the avals of a flat function's results."""
-    return [v.aval for v in open_jaxpr(trace(fun, avals, "shapes")).outvars]

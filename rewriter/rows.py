@@ -51,9 +51,7 @@ def _affine_rows(operand: Any, access: Access, length: int) -> Any:
         last = low + abs(step) * (length - 1) + 1
         whole = low == 0 and last == operand.shape[axis] == length
         picked = (
-            operand
-            if whole
-            else lax.slice_in_dim(operand, low, last, abs(step), axis)
+            operand if whole else lax.slice_in_dim(operand, low, last, abs(step), axis)
         )
         return picked if step > 0 else lax.rev(picked, (axis,))
     assert abs(step) == window
