@@ -18,6 +18,9 @@ machine; absolute times do not. Run from the root of the repository, for instanc
 _MODULES = {
     "edm": "benchmarks.edm",
     "rows": "benchmarks.rows",
+    "contractions": "benchmarks.contractions",
+    "recurrences": "benchmarks.recurrences",
+    "lstm": "benchmarks.lstm",
     "cases": "benchmarks.cases.score",
     "rewrite-time": "benchmarks.rewrite_time",
     "dispatch": "benchmarks.dispatch",
@@ -56,11 +59,29 @@ def _add_edm(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="at most (15)")
     parser.add_argument("--quick", action="store_true", help="small and short")
     parser.add_argument("--no-chart", action="store_true", help="tables only")
+    parser.add_argument(
+        "--accuracy",
+        action="store_true",
+        help="only the accuracy over kinds of data, as Markdown",
+    )
+    _add_peer(parser)
+
+
+def _add_peer(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--peer",
+        action="append",
+        default=[],
+        metavar="NAME=PYTHON",
+        help="also enzyme or pytensor, run by a Python that has it",
+    )
 
 
 def _add_rows(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="at most (15)")
     parser.add_argument("--quick", action="store_true", help="small and short")
+    parser.add_argument("--only", metavar="WORD,WORD", help="names that contain these")
+    _add_peer(parser)
 
 
 def _add_selection(parser: argparse.ArgumentParser) -> None:
@@ -97,6 +118,15 @@ def _add_dispatch(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="fewer calls")
 
 
+def _add_constants(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--quick", action="store_true", help="small and short")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="measure the constants themselves, beside those in use",
+    )
+
+
 def _add_memory(parser: argparse.ArgumentParser) -> None:
     _add_selection(parser)
     _add_timeout(parser)
@@ -115,11 +145,14 @@ def _parser() -> argparse.ArgumentParser:
     for name, add, text in (
         ("edm", _add_edm, "distance matrix against libraries, with a chart"),
         ("rows", _add_rows, "row maps and RNNs: original, ours, by hand"),
+        ("contractions", _add_rows, "distances, forms and products written as loops"),
+        ("recurrences", _add_rows, "sums, scans and recurrences of many kinds"),
+        ("lstm", _add_rows, "training a hierarchical Bi-LSTM, against torch too"),
         ("cases", _add_cases, "loops of real users: right, and how fast"),
         ("rewrite-time", _add_rewrite_time, "what rewriting costs, and how it grows"),
         ("dispatch", _add_dispatch, "what a cached call costs against jax.jit"),
         ("memory", _add_memory, "temporary bytes and peak RSS of the cases"),
-        ("constants", _add_dispatch, "the cost model against measured rows"),
+        ("constants", _add_constants, "the cost model against measured rows"),
     ):
         add(commands.add_parser(name, parents=[common], help=text, description=text))
     return parser

@@ -36,13 +36,16 @@ def _last_line(text: str) -> str:
 
 
 def run_child(
-    module: str, arguments: Sequence[str], timeout_s: float
+    module: str,
+    arguments: Sequence[str],
+    timeout_s: float,
+    python: str = sys.executable,
 ) -> tuple[dict[str, Any] | None, str]:
     """Run ``python -m module arguments``; return what it handed back, and trouble."""
     trouble = ""
     try:
         done = subprocess.run(
-            [sys.executable, "-m", module, *arguments],
+            [python, "-m", module, *arguments],
             capture_output=True,
             text=True,
             timeout=timeout_s,

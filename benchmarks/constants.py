@@ -2,7 +2,8 @@
 
 Prints, for small row functions, nanoseconds a row as a ``lax.map`` step and under
 ``jax.vmap``, beside what ``rewriter.machine`` predicts for this platform. Run it on a
-quiet machine (a GPU too) to set the constants there.
+quiet machine (a GPU too) to set the constants there; ``--measure`` measures the
+constants one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from benchmarks import measure
+from benchmarks import machine_constants, measure
 from benchmarks.progress import Progress
 from benchmarks.table import number, table, times
 
@@ -91,6 +92,8 @@ def _batched(function: Row) -> Row:
 
 def run(options: argparse.Namespace) -> int:
     """Print the table and write the JSON."""
+    if options.measure:
+        return machine_constants.run(options)
     todo = programs(options.quick)
     results: dict[str, Any] = {}
     with Progress("constants", len(todo)) as progress:

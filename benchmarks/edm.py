@@ -8,180 +8,29 @@ interleaved in random order; errors are against float64 on a sample of rows.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib.util
-import statistics
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from numpy.typing import NDArray
 
-from benchmarks import measure, optimiser
+from benchmarks import accuracy, measure, optimiser, peers
+from benchmarks.contest import Workload, normal
+from benchmarks.edm_contenders import (
+    OURS,
+    Floats,
+    Line,
+    contest,
+    distances,
+    distances_by_hand,
+    lines_table,
+)
 from benchmarks.progress import Progress
-from benchmarks.table import interval, number, small, table, times
 
-Floats = NDArray[np.floating[Any]]
-Call = Callable[[], Any]
-
-OURS = "ours: optimize(scan)"
-HAND = "JAX by hand, gemm, unguarded"
-_SAMPLED_ROWS = 200
+Points = list[tuple[int, float]]
 _LADDER = (250, 500, 1000, 2000, 5000, 10000)
-
-
-# ---- the program, and what it is measured against
-
-
-def distances(points: jax.Array) -> jax.Array:
-    """Return the distance matrix as a user writes it: one row a step."""
-
-    def row(carry: None, point: jax.Array) -> tuple[None, jax.Array]:
-        return carry, jnp.sqrt(jnp.sum((points - point) ** 2, axis=1))
-
-    return lax.scan(row, None, points)[1]
-
-
-def distances_by_hand(points: jax.Array) -> jax.Array:
-    """Return |x|^2 + |y|^2 - 2 x.y by blocks of rows, cancellation unguarded."""
-    count, features = points.shape
-    block = max(b for b in range(1, min(count, 500) + 1) if count % b == 0)
-    squares = jnp.sum(points * points, axis=1)
-
-    def rows(carry: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
-        some, theirs = xs
-        squared = theirs[:, None] + squares[None] - 2 * some @ points.T
-        return carry, jnp.sqrt(jnp.maximum(squared, 0))
-
-    blocks = points.reshape(-1, block, features), squares.reshape(-1, block)
-    return lax.scan(rows, None, blocks)[1].reshape(count, count)
-
-
-def numpy_row_loop(points: Floats) -> Floats:
-    """Return the distance matrix by a Python loop over rows."""
-    out = np.empty((len(points), len(points)), points.dtype)
-    for k, point in enumerate(points):
-        out[k] = np.sqrt(((points - point) ** 2).sum(axis=1))
-    return out
-
-
-def _library_calls(points: Floats) -> Iterator[tuple[str, Call | None]]:
-    """Give the peers; None for one that is not installed."""
-    yield "NumPy row loop", lambda: numpy_row_loop(points)
-    name = "scikit-learn pairwise_distances"
-    if importlib.util.find_spec("sklearn"):
-        from sklearn.metrics import pairwise_distances
-
-        yield name, lambda: pairwise_distances(points)
-    else:
-        yield name, None
-    name = "SciPy cdist (float64)"
-    if importlib.util.find_spec("scipy"):
-        from scipy.spatial.distance import cdist
-
-        yield name, lambda: cdist(points, points)
-    else:
-        yield name, None
-    name = "torch.cdist"
-    if importlib.util.find_spec("torch"):
-        import torch  # pyright: ignore[reportMissingImports]
-
-        tensor = torch.from_numpy(points)
-        yield name, lambda: torch.cdist(tensor, tensor)
-    else:
-        yield name, None
-
-
-def contenders(points: Floats, optimise: optimiser.Optimiser) -> dict[str, Call | None]:
-    """Return every contender as a call without arguments, ours first."""
-    on_device = jax.device_put(points)
-    forms = {
-        OURS: optimise(distances),
-        "jax.jit of the scan": jax.jit(distances),
-        HAND: jax.jit(distances_by_hand),
-    }
-    calls: dict[str, Call | None] = {
-        name: lambda form=form: form(on_device) for name, form in forms.items()
-    }
-    return calls | dict(_library_calls(points))
-
-
-# ---- measuring one data set
-
-
-@dataclass(frozen=True)
-class Line:
-    """One contender on one data set."""
-
-    contender: str
-    samples_ms: list[float]
-    median_ms: float | None
-    ratio_to_ours: float | None
-    interval: tuple[float, float] | None
-    max_error: float | None
-
-
-def sample_of_rows(points: Floats) -> tuple[NDArray[np.intp], Floats]:
-    """Choose some rows and compute them in float64."""
-    count = min(len(points), _SAMPLED_ROWS)
-    rng = np.random.default_rng(1)
-    chosen = np.sort(rng.choice(len(points), count, replace=False))
-    wide = points.astype(np.float64)
-    return chosen, np.stack(
-        [np.sqrt(((wide - wide[k]) ** 2).sum(axis=1)) for k in chosen]
-    )
-
-
-def contest(
-    points: Floats,
-    optimise: optimiser.Optimiser,
-    plan: measure.Plan,
-    show: Callable[[str], None],
-) -> list[Line]:
-    """Measure all contenders on ``points``."""
-    calls = contenders(points, optimise)
-    present = {name: call for name, call in calls.items() if call is not None}
-    chosen, truth = sample_of_rows(points)
-    errors: dict[str, float] = {}
-    for name, call in present.items():
-        show(f"first call, {name}")
-        rows = np.asarray(measure.ready(call()))[chosen].astype(np.float64)
-        errors[name] = float(np.max(np.abs(rows - truth)))
-    samples = measure.interleaved(present, plan, show)
-    return [_line(name, samples, errors) for name in calls]
-
-
-def _line(name: str, samples: dict[str, list[float]], errors: dict[str, float]) -> Line:
-    if name not in samples:
-        return Line(name, [], None, None, None, None)
-    against = measure.ratio(samples[name], samples[OURS])
-    median = statistics.median(samples[name])
-    taken = samples[name]
-    return Line(name, taken, median, against.value, against.interval, errors[name])
-
-
-def lines_table(lines: list[Line]) -> str:
-    """Print the contenders of one data set, fastest first, absent ones last."""
-    ranked = sorted(lines, key=lambda line: line.median_ms or float("inf"))
-    rows = [
-        [
-            line.contender + ("" if line.samples_ms else ": not installed"),
-            number(line.median_ms),
-            times(line.ratio_to_ours),
-            interval(line.interval),
-            small(line.max_error),
-            str(len(line.samples_ms)),
-        ]
-        for line in ranked
-    ]
-    heads = ["contender", "median ms", "time / ours", "95 %", "max error", "rounds"]
-    return table(heads, rows)
-
-
-# ---- the subcommand
 
 
 def random_points(count: int, features: int) -> Floats:
@@ -212,8 +61,40 @@ def _plan(options: argparse.Namespace) -> measure.Plan:
     return measure.Plan(options.rounds, budget_s=3.0)
 
 
+def workloads(quick: bool) -> list[Workload]:
+    """Return the program, for peers that run in their own environment."""
+    shape = (2000 if quick else 10000, 40)
+    make = normal(shape)
+    return [Workload("distances, scan", "", distances, distances_by_hand, make)]
+
+
+def peer_lines(
+    points: Floats, median: float, options: argparse.Namespace
+) -> tuple[list[Line], str]:
+    """Measure the peers that run in their own environment on ``points``."""
+    asked = peers.asked(options.peer)
+    workload = dataclasses.replace(
+        workloads(options.quick)[0], make=lambda: (jax.device_put(points),)
+    )
+    lines, found = [], {}
+    for peer in asked:
+        result = peers.measured(peer, __name__, workload, options)
+        found[peer.name] = result
+        title = peer.heading.split(" ms")[0] + ", in its own process"
+        if result["trouble"]:
+            title += f" (failed: {result['trouble'][:60]})"
+        own = result.get("median_ms")
+        if own is None:
+            lines.append(Line(title, [], None, None, None, None))
+        else:
+            lines.append(Line(title, [own], own, own / median, None, None))
+    return lines, peers.remark(asked, [found])
+
+
 def run(options: argparse.Namespace) -> int:
     """Print report and tables; write the chart and the JSON."""
+    if options.accuracy:
+        return accuracy.run(options)
     if options.rows is None:
         options.rows = 2000 if options.quick else 10000
     optimise = optimiser.resolve(options.optimiser, options.numerics)
@@ -228,20 +109,23 @@ def run(options: argparse.Namespace) -> int:
         print("digits: left out, scikit-learn is not installed")
     else:
         data[f"digits {pictures.shape[0]} x {pictures.shape[1]} float32"] = pictures
-    sizes, results, curves = _sizes(options), {}, {}
+    sizes, results, curves, remark = _sizes(options), {}, {}, ""
     with Progress("edm", len(data) + len(sizes)) as progress:
         for title, some in data.items():
             lines = contest(some, optimise, _plan(options), progress.show)
+            if some is points:
+                curves[options.rows] = lines
+                more, remark = peer_lines(some, _median(lines, OURS) or 1.0, options)
+                lines = lines + more
             results[title] = [asdict(line) for line in lines]
             progress.note(f"\n{title}\n{lines_table(lines)}")
             progress.step()
-            if some is points:
-                curves[options.rows] = lines
         short = measure.Plan(_plan(options).rounds, budget_s=1.0)
         for n in sizes:
             some = random_points(n, options.features)
             curves[n] = contest(some, optimise, short, progress.show)
             progress.step(f"n = {n}")
+    print("\n" + remark)
     _write(options, results, curves)
     return 0
 
@@ -260,17 +144,28 @@ def _write(
     if importlib.util.find_spec("matplotlib") is None:
         print("no chart: matplotlib is not installed")
         return
-    from benchmarks.chart import Curve, time_chart
+    from benchmarks.chart import Curve, time_and_error_chart
 
-    drawn = [
-        Curve(name, [(n, m) for n in sorted(curves) if (m := _median(curves[n], name))])
-        for name in (line.contender for line in curves[options.rows])
-    ]
+    names = [line.contender for line in curves[options.rows]]
+    drawn = [Curve(name, *_points(name, curves)) for name in names]
     path = options.out / "edm.png"
     title = f"Distance matrix of n points in {options.features} dimensions, float32"
-    time_chart(path, title, [curve for curve in drawn if curve.points], OURS)
+    present = [curve for curve in drawn if curve.milliseconds]
+    time_and_error_chart(path, title, present, OURS)
     print(f"wrote {path}")
 
 
+def _points(name: str, lines: dict[int, list[Line]]) -> tuple[Points, Points]:
+    """Return times and errors of one contender by size, as far as they are known."""
+    by_size = {n: _line(lines[n], name) for n in sorted(lines)}
+    times = [(n, line.median_ms) for n, line in by_size.items() if line.median_ms]
+    known = [(n, e) for n, line in by_size.items() if (e := line.max_error) is not None]
+    return times, known
+
+
+def _line(lines: list[Line], name: str) -> Line:
+    return next(line for line in lines if line.contender == name)
+
+
 def _median(lines: list[Line], name: str) -> float | None:
-    return next(line.median_ms for line in lines if line.contender == name)
+    return _line(lines, name).median_ms

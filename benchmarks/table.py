@@ -31,6 +31,12 @@ def table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(headers), rule, *map(line, rows)])
 
 
+def markdown(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Print a Markdown table; all columns but the first go to the right."""
+    rule = ["---", *["---:"] * (len(headers) - 1)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (headers, rule, *rows))
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Print ``value`` with about ``digits`` significant digits, never as 1e+03."""
     if value is None or math.isnan(value):

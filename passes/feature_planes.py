@@ -106,7 +106,7 @@ class FeaturePlanes(LoopPass):
         remark = self.FOUND.at(
             where, count=len(found), d=max(one.count for one in found)
         )
-        return Planes(remark, "", loop, tuple(found))
+        return Planes(remark, "vectorized", loop, tuple(found))
 
     def rewrite(self, plan: Planes) -> Emission:
         """Emit the loop with the reductions on columns."""

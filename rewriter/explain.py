@@ -56,7 +56,8 @@ class Recorder(Sink):
 
     def _record(self, eqn: Any) -> _Record | None:
         records = self._by_key.get(_key(eqn), ())
-        return next((r for r in records if not r.decided), None)
+        undecided = next((r for r in records if not r.decided), None)
+        return undecided or (records[-1] if records else None)
 
     def remark(self, remark: Remark, eqn: Any = None) -> None:
         """Keep a remark; what was recognised becomes a note of its loop."""
@@ -71,8 +72,8 @@ class Recorder(Sink):
     def verdict(self, eqn: Any, outcome: str, remark: Remark) -> None:
         """Decide the loop made by `eqn`."""
         record = self._record(eqn)
-        if record is None:
-            return
+        if record is None or (record.decided and outcome == "kept"):
+            return  # what was done to it before it was looked at again stands
         record.outcome, record.remark, record.decided = outcome, remark, True
 
     def verdicts(self) -> tuple[Verdict, ...]:

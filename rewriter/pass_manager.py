@@ -29,6 +29,7 @@ from rewriter.pass_base import (
 )
 from rewriter.remarks import Location, Remark, failed, missed
 from rewriter.scope import Scope
+from rewriter.shapes import collapsed
 from rewriter.verify import used_outvars, verify
 
 _BUDGET = 20_000  # rewrites of one program
@@ -264,14 +265,16 @@ class Rewriter:
 
     def _loop(self, eqn: Any, scope: Scope) -> _Replacement | None:
         """Change roles until nothing changes, then let a pass emit the loop."""
-        loop = prune(loop_of(eqn, scope, self.ctx.phase is Phase.LATE))
+        late = self.ctx.phase is Phase.LATE
+        tidy = (lambda loop: prune(collapsed(loop))) if late else prune
+        loop = tidy(loop_of(eqn, scope, late))
         changed = False
         for _ in range(_ROUNDS):
             before = loop
             for p in self.role_passes:
                 new = self._apply(p, loop)
                 if new is not None:
-                    loop = prune(new)
+                    loop = tidy(new)
                     changed |= p.worth_emitting
             if loop is before:
                 break
