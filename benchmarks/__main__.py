@@ -11,6 +11,9 @@ _NOTES = """\
 Everything that is compared runs interleaved in one process, so ratios hold on a busy
 machine; absolute times do not. Run from the root of the repository, for instance
   python -m benchmarks edm
+  python -m benchmarks edm --accuracy               (a Markdown table)
+  python -m benchmarks rows --peer enzyme=PYTHON    (a Python with enzyme-ad and jax)
+  python -m benchmarks constants --measure
   python -m benchmarks cases --only 05,42 --numerics strict
   python -m benchmarks dispatch --optimiser jit     (the identity: shows the noise)
 """
@@ -152,7 +155,7 @@ def _parser() -> argparse.ArgumentParser:
         ("rewrite-time", _add_rewrite_time, "what rewriting costs, and how it grows"),
         ("dispatch", _add_dispatch, "what a cached call costs against jax.jit"),
         ("memory", _add_memory, "temporary bytes and peak RSS of the cases"),
-        ("constants", _add_constants, "the cost model against measured rows"),
+        ("constants", _add_constants, "the cost model against measurements"),
     ):
         add(commands.add_parser(name, parents=[common], help=text, description=text))
     return parser

@@ -97,6 +97,7 @@ def run(options: argparse.Namespace) -> int:
         return accuracy.run(options)
     if options.rows is None:
         options.rows = 2000 if options.quick else 10000
+    peers.asked(options.peer)  # complain now about those that are not there
     optimise = optimiser.resolve(options.optimiser, options.numerics)
     points = random_points(options.rows, options.features)
     print(optimiser.report_text(optimise(distances), points))
