@@ -1,5 +1,6 @@
 """The pipeline: every optimisation, in the order in which they run."""
 
+from passes.best_so_far import BestSoFar
 from passes.buffer_write import BufferWrite
 from passes.countable_while import CountableWhile
 from passes.distance_rows import DistanceRows
@@ -13,7 +14,10 @@ from passes.invariant_value import InvariantValue
 from passes.known_output import KnownOutput
 from passes.known_predicate import KnownPredicate
 from passes.loop_distribution import LoopDistribution
+from passes.masked_accumulation import MaskedAccumulation
 from passes.pairwise_distance import PairwiseDistance
+from passes.running_moments import RunningMoments
+from passes.running_softmax import RunningSoftmax
 from passes.table_layout import TableLayout
 from passes.table_recurrence import TableRecurrence
 
@@ -25,6 +29,10 @@ DEFAULT_PIPELINE = (
     KnownOutput(),  # before reads: backward loops read these indices
     IndexedRead(),  # reads before writes: a row read may free a buffer
     BufferWrite(),  # arrays that are only filled
+    MaskedAccumulation(),  # late: sums under a condition
+    BestSoFar(),  # a search instead of carries
+    RunningMoments(),  # two passes instead of a carried mean
+    RunningSoftmax(),  # below the final maximum instead of the running one
     TableRecurrence(),  # arrays filled from their own last rows
     InvariantValue(),  # late: the passes below look for constants
     TableLayout(),  # late: a copy of a table, against the memory budget

@@ -84,11 +84,15 @@ class KnownOutput(LoopPass):
         loop, rows = plan.loop, plan.rows
         assert loop is not None
         assert rows is not None
-        used = {r.ys for r in loop.results if r is not None and r.ys in rows}
         results = tuple(
-            Result(_stack(r.get, {r.ys: rows[r.ys]}, loop.length), r.carry, None)
-            if r is not None and r.ys in used and r.ys is not None
-            else r
+            r
+            if r is None or not any(k in rows for k in r.keys)
+            else Result(
+                _stack(r.get, {k: rows[k] for k in r.keys if k in rows}, loop.length),
+                r.carry,
+                None,
+                tuple(k for k in r.keys if k not in rows),
+            )
             for r in loop.results
         )
         return loop.replace(

@@ -152,7 +152,10 @@ class LoopDistribution(LoopPass):
         before = part.loop_cost
         forks = not ctx.loops and is_elementwise(part, invariant, model)
         after = part.cost + model.stages(part.scans + 1, loop.length, forks)
-        if before < after * self.min_gain or not moves_work(part, invariant):
+        idle = part.is_map and not any(n.eqn for n in dep.nodes)  # it only copies
+        if not idle and (
+            before < after * self.min_gain or not moves_work(part, invariant)
+        ):
             return self._reason(dep, before, after)
         size, kept = (Footprint(), 0) if tiny else plan_footprint(part, invariant)
         schedule = choose(

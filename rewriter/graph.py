@@ -57,6 +57,12 @@ class Result:
     get: Callable[[Outputs], Any]
     carry: Any = None  # the carry variable whose final value it needs
     ys: int | None = None  # the key of the ys it needs
+    also: tuple[int, ...] = ()  # keys of more of them
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """The keys of all ys that it needs."""
+        return self.also if self.ys is None else (self.ys, *self.also)
 
     @staticmethod
     def final(var: Any) -> Result:
@@ -252,7 +258,7 @@ def _scalar_constant(value: Any) -> Affine | None:
 def prune(loop: Loop) -> Loop:
     """Drop equations, inputs, carries and ys that no result needs."""
     results = [r for r in loop.results if r is not None]
-    needed = {r.ys for r in results if r.ys is not None}
+    needed = {k for r in results for k in r.keys}
     ys = tuple(y for y in loop.ys if y[0] in needed)
     live_carry = {r.carry for r in results if r.carry is not None}
     carry_out = {c.var: c.out for c in loop.carries}
@@ -288,11 +294,15 @@ def prune(loop: Loop) -> Loop:
 
 
 def replace_final(
-    loop: Loop, var: Any, get: Callable[[Outputs], Any], ys: int | None = None
+    loop: Loop,
+    var: Any,
+    get: Callable[[Outputs], Any],
+    ys: int | None = None,
+    also: tuple[int, ...] = (),
 ) -> tuple[Result | None, ...]:
     """Return the results with the final value of a carry made in another way."""
     return tuple(
-        Result(get, None, ys) if r is not None and r.carry is var else r
+        Result(get, None, ys, also) if r is not None and r.carry is var else r
         for r in loop.results
     )
 

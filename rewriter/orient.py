@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
@@ -38,9 +39,26 @@ def _oriented(eqn: Any, values: list[Any], variant: set[Any]) -> list[Any]:
         if _is(variant, right) and not _is(variant, left):
             with jc.at_inner_location(eqn):
                 return [swapped_dot(values[0], values[1], eqn.params)]
+    elif name in ("reduce_max", "reduce_min"):
+        with jc.at_inner_location(eqn):
+            return [
+                keeping_nan(jc.rebind(eqn, values)[0], values[0], eqn.params["axes"])
+            ]
     elif name in ("scan", "while", "cond", *jc.JIT_NAMES):
         eqn = orient_equation(eqn, [_is(variant, v) for v in eqn.invars])
     return jc.rebind(eqn, values)
+
+
+def keeping_nan(extreme: Any, values: Any, axes: Sequence[int]) -> Any:
+    """Return a maximum or minimum that is NaN where one of its values is.
+
+    XLA's CPU backend loses NaN in reductions of many rows (jaxlib 0.10 to 0.12), though
+    not in those of a single one.
+    """
+    if not jnp.issubdtype(values.dtype, jnp.floating) or values.size == 0:
+        return extreme
+    bad = jnp.any(values != values, axis=tuple(axes))
+    return jnp.where(bad, jnp.asarray(jnp.nan, values.dtype), extreme)
 
 
 def swapped_dot(left: Any, right: Any, params: Mapping[str, Any]) -> Any:

@@ -266,15 +266,14 @@ class Rewriter:
     def _loop(self, eqn: Any, scope: Scope) -> _Replacement | None:
         """Change roles until nothing changes, then let a pass emit the loop."""
         late = self.ctx.phase is Phase.LATE
-        tidy = (lambda loop: prune(collapsed(loop))) if late else prune
-        loop = tidy(loop_of(eqn, scope, late))
+        loop = _tidy(loop_of(eqn, scope, late))
         changed = False
         for _ in range(_ROUNDS):
             before = loop
             for p in self.role_passes:
                 new = self._apply(p, loop)
                 if new is not None:
-                    loop = tidy(new)
+                    loop = _tidy(new)
                     changed |= p.worth_emitting
             if loop is before:
                 break
@@ -312,6 +311,10 @@ class Rewriter:
 @dataclass(frozen=True)
 class _Replacement:
     closed: Any
+
+
+def _tidy(loop: Loop) -> Loop:
+    return prune(collapsed(loop))
 
 
 def _where(eqn: Any) -> Location:

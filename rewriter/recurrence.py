@@ -19,6 +19,7 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.graph import Carry, Loop, reads
+from rewriter.orient import keeping_nan
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Associative:
 ASSOCIATIVE: dict[str, Associative] = {
     "sum": Associative("sum", lax.add, lambda t: _same_dtype(jnp.sum, t), False),
     "prod": Associative("prod", lax.mul, lambda t: _same_dtype(jnp.prod, t), False),
-    "max": Associative("max", lax.max, lambda t: jnp.max(t, axis=0), True),
-    "min": Associative("min", lax.min, lambda t: jnp.min(t, axis=0), True),
+    "max": Associative("max", lax.max, lambda t: _extreme(jnp.max, t), True),
+    "min": Associative("min", lax.min, lambda t: _extreme(jnp.min, t), True),
     "and": Associative(
         "and", lax.bitwise_and, lambda t: jnp.bitwise_and.reduce(t, axis=0), True
     ),
@@ -61,6 +62,10 @@ _FAMILY = {
 
 def _same_dtype(reduce: Callable[..., Any], terms: Any) -> Any:
     return reduce(terms, axis=0, dtype=terms.dtype)
+
+
+def _extreme(reduce: Callable[..., Any], terms: Any) -> Any:
+    return keeping_nan(reduce(terms, axis=0), terms, (0,))
 
 
 @dataclass(frozen=True)

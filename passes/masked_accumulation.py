@@ -1,0 +1,232 @@
+"""Masked accumulation: `where(p, acc + v, acc)` adds `where(p, v, 0)`.
+
+What it does: a carry that an operation with an identity updates or leaves alone, by a
+selection or a cheap `cond`, is updated at every step, with the identity where it was
+left alone. What accumulates is then seen to accumulate.
+
+Why it pays: the sum over all steps needs no loop.
+
+Legality: the identity changes no value, not even a negative zero; the new value may not
+be read elsewhere. A `cond` becomes a selection only where both branches together cost
+less than the loop's overhead.
+
+Numerics: strict; the order of a float sum is another pass's matter.
+
+Before and after (run as a test):
+
+>>> import jax, jax.numpy as jnp
+>>> from rewriter import explain
+>>> def f(W, X):
+...     def step(acc, x):
+...         return jnp.where(x[0] > 0, acc + jnp.tanh(W @ x), acc), None
+...     return jax.lax.scan(step, jnp.zeros(64), X)[0]
+>>> report = explain(f)(jnp.ones((64, 64)), jnp.ones((1000, 64)))
+>>> len(report.after.loops)
+0
+
+References: if-conversion (Allen, Kennedy, Porterfield and Warren, POPL 1983).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rewriter import jax_compat as jc
+from rewriter.graph import Loop, reads, substitute
+from rewriter.legality import dear, unbatchable
+from rewriter.pass_base import Context, LoopPass, Phase, Plan
+from rewriter.recurrence import uses
+from rewriter.remarks import Remark, missed, passed
+
+
+@dataclass(frozen=True)
+class Masked(Plan):
+    """Selections by equation with the update they guard, and conds to unfold."""
+
+    loop: Loop | None = None
+    selections: tuple[tuple[Any, Any, Any, bool], ...] = ()
+    conds: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class MaskedAccumulation(LoopPass):
+    """The pass."""
+
+    name: ClassVar = "masked-accumulation"
+    phase: ClassVar = Phase.LATE_ROLES
+    numerics: ClassVar = "strict"
+    worth_emitting: ClassVar = False
+
+    FOUND = passed("masked", "{count} carried value(s) accumulate under a condition")
+    UNFOLDED = passed("unfolded", "{count} cheap cond(s) on carries become selections")
+    NONE = missed("none", "no carry accumulates under a condition")
+
+    def match(self, loop: Loop, ctx: Context) -> Masked | Remark:
+        """Find guarded updates of carries."""
+        made = {v: e for e in loop.eqns for v in e.outvars}
+        count = uses(loop)
+        found = []
+        for carry in loop.carries:
+            if isinstance(carry.out, jc.Literal) or carry.out is carry.var:
+                continue
+            one = self._selection(carry, made, count)
+            if one is not None:
+                found.append(one)
+        if found:
+            remark = self.FOUND.at(loop.location, count=len(found))
+            return Masked(remark, "", loop, tuple(found))
+        carried = {c.var for c in loop.carries}
+        overhead = ctx.model.overhead(loop.eqns)
+        conds = tuple(
+            e
+            for e in loop.eqns
+            if e.primitive.name == "cond"
+            and any(v in carried for v in e.invars[1:] if not isinstance(v, jc.Literal))
+            and _passes_a_carry(e, carried)
+            and dear(e, ctx.model, overhead) is None
+            and unbatchable(e) is None
+        )
+        if not conds:
+            return self.NONE.at(loop.location)
+        remark = self.UNFOLDED.at(loop.location, count=len(conds))
+        return Masked(remark, "", loop, (), conds)
+
+    def _selection(self, carry: Any, made: Any, count: Any) -> Any:
+        """Return (selection, update, carry variable, whether kept if false)."""
+        eqn = made.get(carry.out)
+        if eqn is None or eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
+            return None
+        _, low, high = eqn.invars
+        if (low is carry.var) == (high is carry.var) or count[carry.var] != 2:
+            return None
+        update = high if low is carry.var else low
+        step = None if isinstance(update, jc.Literal) else made.get(update)
+        if step is None or count[update] != 1 or carry.var not in reads(step):
+            return None
+        if _identity(step.primitive.name, carry.var.aval.dtype) is None:
+            return None
+        if step.primitive.name == "sub" and step.invars[0] is not carry.var:
+            return None
+        if sum(v is carry.var for v in step.invars) != 1:
+            return None
+        if any(v.aval.shape != carry.var.aval.shape for v in step.invars):
+            return None
+        return eqn, step, carry.var, low is carry.var
+
+    def rewrite(self, plan: Masked) -> Loop:
+        """Accumulate at every step."""
+        loop = plan.loop
+        assert loop is not None
+        edits: dict[int, list[Any]] = {}
+        mapping: dict[Any, Any] = {}
+        made = {v: e for e in loop.eqns for v in e.outvars}
+        for eqn, step, var, if_true in plan.selections:
+            (term,) = [v for v in step.invars if v is not var]
+            edits[id(step)] = []
+
+            def masked(
+                p: Any,
+                c: Any,
+                *rest: Any,
+                step: Any = step,
+                term: Any = term,
+                first: bool = step.invars[0] is var,
+                if_true: bool = if_true,
+            ) -> Any:
+                value = rest[0] if rest else jnp.asarray(term.val, c.dtype)
+                none = jnp.full(
+                    c.shape, _identity(step.primitive.name, c.dtype), c.dtype
+                )
+                value = (
+                    lax.select_n(p, none, value)
+                    if if_true
+                    else lax.select_n(p, value, none)
+                )
+                pair = [c, value] if first else [value, c]
+                return jc.rebind(step, pair)[0]
+
+            atoms = [eqn.invars[0], var]
+            if not isinstance(term, jc.Literal):
+                atoms.append(term)
+            edits[id(eqn)], (out,) = jc.traced_equations(masked, atoms, eqn)
+            mapping[eqn.outvars[0]] = out
+        for eqn in plan.conds:
+            edits[id(eqn)], outs = _unfolded(eqn, made)
+            mapping.update(zip(eqn.outvars, outs, strict=True))
+        eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
+        return substitute(loop.replace(eqns=eqns), mapping)
+
+
+def _identity(name: str, dtype: Any) -> Any:
+    """Return the value that leaves the carry as it is, or None."""
+    dtype = np.dtype(dtype)
+    floating = dtype.kind not in "iub"
+    if dtype.kind == "b":
+        return {"or": False, "and": True, "xor": False}.get(name)
+    if name in ("add", "add_any"):
+        return -0.0 if floating else 0
+    if name in ("sub", "or", "xor"):
+        return 0
+    if name == "mul":
+        return 1
+    if name in ("max", "min"):
+        if floating:
+            return -np.inf if name == "max" else np.inf
+        info = np.iinfo(dtype)
+        return info.min if name == "max" else info.max
+    return None
+
+
+def _passes_a_carry(eqn: Any, carried: set[Any]) -> bool:
+    """Whether some branch hands a carry through unchanged."""
+    for closed in eqn.params["branches"]:
+        body = jc.open_jaxpr(closed)
+        given = dict(zip(body.invars, eqn.invars[1:], strict=True))
+        for out in body.outvars:
+            source = None if isinstance(out, jc.Literal) else given.get(out)
+            if source is not None and not isinstance(source, jc.Literal):
+                if source in carried:
+                    return True
+    return False
+
+
+def _unfolded(eqn: Any, made: Any) -> tuple[list[Any], list[Any]]:
+    """Return a cond's branches, both run, with selections of their results."""
+    branches = eqn.params["branches"]
+    index = eqn.invars[0]
+    maker = None if isinstance(index, jc.Literal) else made.get(index)
+    if maker is not None and maker.primitive.name == "convert_element_type":
+        if maker.invars[0].aval.dtype == jnp.bool_ and len(branches) == 2:
+            index = maker.invars[0]  # the predicate that made it
+    operands = [index, *eqn.invars[1:]]
+    atoms = [v for v in operands if not isinstance(v, jc.Literal)]
+
+    def run(*values: Any) -> list[Any]:
+        given = iter(values)
+        ins = [
+            jnp.asarray(v.val, jc.dtype_of(v))
+            if isinstance(v, jc.Literal)
+            else next(given)
+            for v in operands
+        ]
+        which: Any = ins[0]
+        cases = [_evaluated(b, ins[1:]) for b in branches]
+        if which.dtype != jnp.bool_:
+            which = lax.clamp(
+                jnp.zeros((), which.dtype),
+                which,
+                jnp.asarray(len(cases) - 1, which.dtype),
+            )
+        return [lax.select_n(which, *outs) for outs in zip(*cases, strict=True)]
+
+    return jc.traced_equations(run, atoms, eqn)
+
+
+def _evaluated(closed: Any, values: Sequence[Any]) -> list[Any]:
+    return [jnp.asarray(x) for x in jc.evaluate(closed, *values)]

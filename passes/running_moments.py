@@ -1,0 +1,248 @@
+"""Running moments: Welford's mean and variance become the two-pass form.
+
+What it does: `mean += (x - mean) / n`, with or without `m2 += (x - old) * (x - new)`, is
+computed from all rows at once: the mean about the first row, then the squares about the
+mean, merged with the initial state as Chan, Golub and LeVeque do.
+
+Why it pays: each step of the loop waits for a division; two passes over all rows do not.
+
+Legality: the rows do not depend on a carry, nobody else reads the state, and the count
+starts at a known number (0 or more) and stays below 2^24. Never `E[x^2] - E[x]^2`.
+
+Numerics: reassociate; the error is that of a two-pass sum, less than the loop's.
+
+Before and after (run as a test):
+
+>>> import jax, jax.numpy as jnp
+>>> from rewriter import explain
+>>> def moments(X):
+...     def step(c, x):
+...         n, mean, m2 = c
+...         n, delta = n + 1, x - mean
+...         mean = mean + delta / n
+...         return (n, mean, m2 + delta * (x - mean)), None
+...     z = jnp.zeros(X.shape[1])
+...     return jax.lax.scan(step, (0.0, z, z), X)[0]
+>>> report = explain(moments)(jnp.ones((1000, 32)))
+>>> len(report.after.loops)
+0
+
+References: Welford 1962; Chan, Golub and LeVeque, *Algorithms for computing the sample
+variance*, The American Statistician 1983.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax.numpy as jnp
+
+from rewriter import jax_compat as jc
+from rewriter.cost import nbytes
+from rewriter.graph import Carry, Loop, Outputs, fresh_key, replace_final
+from rewriter.indices import Affine
+from rewriter.pass_base import Context, LoopPass, Phase, Plan
+from rewriter.patterns import (
+    Bind,
+    Body,
+    Op,
+    depends_on,
+    initial_literal,
+    is_private,
+    literal,
+)
+from rewriter.remarks import Remark, missed, passed
+
+_MOST = 2**24  # counts that float32 holds exactly
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A mean and what belongs to it."""
+
+    row: Any
+    mean: Carry
+    squares: tuple[Carry, ...]
+    count: Carry | None  # a carried float count
+    start: float  # rows counted before the loop
+
+
+@dataclass(frozen=True)
+class Found(Plan):
+    """The means of a loop."""
+
+    loop: Loop | None = None
+    groups: tuple[Moments, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunningMoments(LoopPass):
+    """The pass."""
+
+    name: ClassVar = "running-moments"
+    phase: ClassVar = Phase.LATE_ROLES
+    numerics: ClassVar = "reassociate"
+    worth_emitting: ClassVar = False
+
+    FOUND = passed("two-pass", "{carries}: moments of all rows in two passes")
+    NONE = missed("none", "no carry is a running mean")
+    MEMORY = missed(
+        "memory-budget", "the rows behind {carry} are over the budget all at once"
+    )
+
+    def match(self, loop: Loop, ctx: Context) -> Found | Remark:
+        """Find running means and their sums of squares."""
+        if not isinstance(loop.length, int) or not 2 <= loop.length < _MOST:
+            return self.NONE.at(loop.location)
+        body = Body(loop.eqns)
+        groups = []
+        for carry in loop.carries:
+            found = _moments(loop, carry, body)
+            if found is None:
+                continue
+            made = not any(found.row is v for v, _ in loop.xs)
+            held = nbytes(found.row) * loop.length if made else 0
+            if held > ctx.options.memory_budget:
+                return self.MEMORY.at(loop.location, carry=loop.name(carry.var))
+            groups.append(found)
+        if not groups:
+            return self.NONE.at(loop.location)
+        names = ", ".join(loop.name(g.mean.var) for g in groups)
+        return Found(
+            self.FOUND.at(loop.location, carries=names), "", loop, tuple(groups)
+        )
+
+    def rewrite(self, plan: Found) -> Loop:
+        """Stack the rows and compute the moments after the loop."""
+        loop = plan.loop
+        assert loop is not None
+        for group in plan.groups:
+            loop = _two_pass(loop, group)
+        return loop
+
+
+def _moments(loop: Loop, mean: Carry, body: Body) -> Moments | None:
+    """Return the group whose mean a carry is."""
+    aval = mean.var.aval
+    if not jc.is_array_aval(aval) or not jnp.issubdtype(aval.dtype, jnp.floating):
+        return None
+    if aval.dtype.itemsize < 4 or isinstance(mean.out, jc.Literal):
+        return None
+    delta = Op("sub", Bind("row"), Bind("mean"))
+    pattern = Op("add", Bind("mean"), Op("div", delta, Bind("n")))
+    bound = body.match(pattern, mean.out, {"mean": mean.var})
+    if bound is None or bound["row"] is mean.var:
+        return None
+    row = bound["row"]
+    if getattr(row, "aval", None) is None or row.aval.shape != aval.shape:
+        return None
+    if isinstance(row, jc.Literal) or row.aval.dtype != aval.dtype:
+        return None
+    start, count = _count(loop, body, bound["n"])
+    if start is None or start < 0 or start + loop.length >= _MOST:
+        return None
+    squares = []
+    bound["new"] = mean.out
+    for carry in loop.carries:
+        if carry is mean or isinstance(carry.out, jc.Literal):
+            continue
+        if carry.var.aval.shape != aval.shape or carry.var.aval.dtype != aval.dtype:
+            continue
+        after = Op("sub", Bind("row"), Bind("new"))
+        both = Op("add", Bind("m2"), Op("mul", delta, after))
+        if body.match(both, carry.out, {**bound, "m2": carry.var}) is not None:
+            squares.append(carry)
+    carries = {c.var for c in loop.carries}
+    group = [mean, *squares, *([] if count is None else [count])]
+    if depends_on(loop.eqns, row, carries) or not is_private(loop, group):
+        return None
+    return Moments(row, mean, tuple(squares), count, start)
+
+
+def _count(loop: Loop, body: Body, n: Any) -> tuple[float | None, Carry | None]:
+    """Return how many rows were counted before the loop, and a carried count."""
+    n = body.plain(n)
+    if isinstance(n, jc.Literal):
+        return None, None
+    for carry in loop.carries:
+        if body.plain(carry.out) is n or carry.out is n:
+            step = body.match(Op("add", Bind("c"), 1.0), carry.out, {"c": carry.var})
+            if step is not None and not carry.var.aval.shape:
+                return initial_literal(loop, carry), carry
+    known = loop.known()
+    while n not in known:
+        eqn = body.made.get(n)
+        if eqn is None:
+            return None, None
+        if eqn.primitive.name == "convert_element_type":
+            n, extra = body.plain(eqn.invars[0]), 0.0
+        else:
+            step = body.match(Op("add", Bind("c"), 1.0), n, {})
+            if step is None or literal(step["c"]) is not None:
+                return None, None
+            n, extra = body.plain(step["c"]), 1.0
+        start, carry = _count(loop, body, n)
+        return (None if start is None else start + extra), carry
+    value = known[n]
+    if (
+        not isinstance(value, Affine)
+        or value.base.ndim
+        or int(value.step) not in (1, -1)
+    ):
+        return None, None
+    first = int(value.base)
+    if loop.reverse:
+        first += int(value.step) * (loop.length - 1)
+    if (int(value.step) == 1) == loop.reverse:
+        return None, None  # it counts down
+    return first - 1.0, None
+
+
+def _two_pass(loop: Loop, group: Moments) -> Loop:
+    """Return the loop with the group's rows as an output."""
+    key, length = fresh_key(loop), loop.length
+    init, start = group.mean.init, group.start
+
+    def about(out: Outputs) -> tuple[Any, Any, Any]:
+        """Return the rows, their mean, and the initial mean."""
+        rows = out.stacks[key]
+        mean = rows[0] + jnp.mean(rows - rows[0], axis=0)
+        return rows, mean, jnp.asarray(init.get(out.args)).astype(rows.dtype)
+
+    def mean(out: Outputs) -> Any:
+        _, found, before = about(out)
+        if start == 0:
+            return found + 0 * before  # a NaN before stays one
+        return before + (found - before) * (length / (start + length))
+
+    def squares(out: Outputs, carry: Carry) -> Any:
+        rows, found, before = about(out)
+        off = rows - found
+        total = jnp.sum(off * off, axis=0) - jnp.sum(off, axis=0) ** 2 / length
+        moved = (found - before) ** 2 * (start * length / (start + length))
+        own = total + moved if start else total + 0 * before
+        return jnp.asarray(carry.init.get(out.args)).astype(rows.dtype) + own
+
+    results = replace_final(loop, group.mean.var, mean, key)
+    for carry in group.squares:
+        results = replace_final(
+            loop.replace(results=results),
+            carry.var,
+            lambda out, carry=carry: squares(out, carry),
+            key,
+        )
+    gone = {group.mean.var, *(c.var for c in group.squares)}
+    if group.count is not None:
+        count = group.count
+        results = replace_final(
+            loop.replace(results=results),
+            count.var,
+            lambda _: jnp.asarray(start + length, count.var.aval.dtype),
+        )
+        gone.add(count.var)
+    return loop.replace(
+        ys=(*loop.ys, (key, group.row)),
+        carries=tuple(c for c in loop.carries if c.var not in gone),
+        results=results,
+    )
