@@ -14,6 +14,7 @@ from passes.invariant_value import InvariantValue
 from passes.known_output import KnownOutput
 from passes.known_predicate import KnownPredicate
 from passes.loop_distribution import LoopDistribution
+from passes.loop_unrolling import LoopUnrolling
 from passes.masked_accumulation import MaskedAccumulation
 from passes.pairwise_distance import PairwiseDistance
 from passes.running_moments import RunningMoments
@@ -41,5 +42,6 @@ DEFAULT_PIPELINE = (
     InvariantSolve(),  # before distribution, which then sees a product
     PairwiseDistance(),  # before distribution, which would batch the differences
     FeaturePlanes(),  # after distances, which may do without the differences
-    LoopDistribution(),  # last: emits what the others have recognised
+    LoopDistribution(),  # emits what the others have recognised
+    LoopUnrolling(),  # last: a loop that nothing else improves
 )
