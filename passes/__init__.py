@@ -21,6 +21,7 @@ from passes.running_moments import RunningMoments
 from passes.running_softmax import RunningSoftmax
 from passes.table_layout import TableLayout
 from passes.table_recurrence import TableRecurrence
+from passes.triangular_loop import TriangularLoop
 
 DEFAULT_PIPELINE = (
     CountableWhile(),  # first: everything else works on scans
@@ -30,6 +31,7 @@ DEFAULT_PIPELINE = (
     KnownOutput(),  # before reads: backward loops read these indices
     IndexedRead(),  # reads before writes: a row read may free a buffer
     BufferWrite(),  # arrays that are only filled
+    TriangularLoop(),  # late: bounds that are outer counters
     MaskedAccumulation(),  # late: sums under a condition
     BestSoFar(),  # a search instead of carries
     RunningMoments(),  # two passes instead of a carried mean

@@ -58,6 +58,7 @@ class LoopUnrolling(LoopPass):
     name: ClassVar = "loop-unrolling"
     phase: ClassVar = Phase.LATE
     numerics: ClassVar = "strict"
+    explains: ClassVar = False
     factor: int = 4
     min_elements: int = 1024  # of the carry; shorter ones live in registers
     most_operations: int = 8

@@ -165,21 +165,19 @@ class MaskedAccumulation(LoopPass):
 
 def _identity(name: str, dtype: Any) -> Any:
     """Return the value that leaves the carry as it is, or None."""
-    dtype = np.dtype(dtype)
-    floating = dtype.kind not in "iub"
-    if dtype.kind == "b":
+    if jnp.issubdtype(dtype, jnp.bool_):
         return {"or": False, "and": True, "xor": False}.get(name)
-    if name in ("add", "add_any"):
-        return -0.0 if floating else 0
-    if name in ("sub", "or", "xor"):
-        return 0
-    if name == "mul":
-        return 1
-    if name in ("max", "min"):
-        if floating:
-            return -np.inf if name == "max" else np.inf
-        info = np.iinfo(dtype)
-        return info.min if name == "max" else info.max
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        extremes = {"max": info.min, "min": info.max}
+        none = dict.fromkeys(("add", "add_any", "sub", "or", "xor"), 0)
+        return {**none, **extremes, "mul": 1}.get(name)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        zero = complex(-0.0, -0.0)
+        return {"add": zero, "add_any": zero, "sub": 0}.get(name)
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2:
+        none = {"add": -0.0, "add_any": -0.0, "sub": 0, "mul": 1}
+        return {**none, "max": -np.inf, "min": np.inf}.get(name)
     return None
 
 
@@ -190,9 +188,8 @@ def _passes_a_carry(eqn: Any, carried: set[Any]) -> bool:
         given = dict(zip(body.invars, eqn.invars[1:], strict=True))
         for out in body.outvars:
             source = None if isinstance(out, jc.Literal) else given.get(out)
-            if source is not None and not isinstance(source, jc.Literal):
-                if source in carried:
-                    return True
+            if not isinstance(source, jc.Literal) and source in carried:
+                return True
     return False
 
 
@@ -201,9 +198,9 @@ def _unfolded(eqn: Any, made: Any) -> tuple[list[Any], list[Any]]:
     branches = eqn.params["branches"]
     index = eqn.invars[0]
     maker = None if isinstance(index, jc.Literal) else made.get(index)
-    if maker is not None and maker.primitive.name == "convert_element_type":
-        if maker.invars[0].aval.dtype == jnp.bool_ and len(branches) == 2:
-            index = maker.invars[0]  # the predicate that made it
+    converted = maker is not None and maker.primitive.name == "convert_element_type"
+    if converted and len(branches) == 2 and maker.invars[0].aval.dtype == jnp.bool_:
+        index = maker.invars[0]  # the predicate that made it
     operands = [index, *eqn.invars[1:]]
     atoms = [v for v in operands if not isinstance(v, jc.Literal)]
 

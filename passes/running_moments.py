@@ -1,13 +1,14 @@
 """Running moments: Welford's mean and variance become the two-pass form.
 
-What it does: `mean += (x - mean) / n`, with or without `m2 += (x - old) * (x - new)`, is
-computed from all rows at once: the mean about the first row, then the squares about the
-mean, merged with the initial state as Chan, Golub and LeVeque do.
+What it does: `mean += (x - mean) / n`, with or without `m2 += (x - old) * (x - new)`,
+is computed from all rows at once: the mean about the first row, then the squares about
+the mean, merged with the initial state as Chan, Golub and LeVeque do.
 
-Why it pays: each step of the loop waits for a division; two passes over all rows do not.
+Why it pays: each step of the loop waits for a division; two passes do not.
 
 Legality: the rows do not depend on a carry, nobody else reads the state, and the count
-starts at a known number (0 or more) and stays below 2^24. Never `E[x^2] - E[x]^2`.
+starts at a known number (0 or more), stays below 2^24 and passes through no short type.
+Never `E[x^2] - E[x]^2`.
 
 Numerics: reassociate; the error is that of a two-pass sum, less than the loop's.
 
@@ -162,41 +163,42 @@ def _moments(loop: Loop, mean: Carry, body: Body) -> Moments | None:
 
 def _count(loop: Loop, body: Body, n: Any) -> tuple[float | None, Carry | None]:
     """Return how many rows were counted before the loop, and a carried count."""
-    n = body.plain(n)
-    if isinstance(n, jc.Literal):
-        return None, None
-    for carry in loop.carries:
-        if body.plain(carry.out) is n or carry.out is n:
-            step = body.match(Op("add", Bind("c"), 1.0), carry.out, {"c": carry.var})
-            if step is not None and not carry.var.aval.shape:
-                return initial_literal(loop, carry), carry
-    known = loop.known()
-    while n not in known:
-        eqn = body.made.get(n)
-        if eqn is None:
+    n, extra, known = body.plain(n), 0.0, loop.known()
+    while not isinstance(n, jc.Literal) and n not in known:
+        if not _is_exact(n.aval.dtype):
             return None, None
-        if eqn.primitive.name == "convert_element_type":
-            n, extra = body.plain(eqn.invars[0]), 0.0
-        else:
-            step = body.match(Op("add", Bind("c"), 1.0), n, {})
-            if step is None or literal(step["c"]) is not None:
-                return None, None
-            n, extra = body.plain(step["c"]), 1.0
-        start, carry = _count(loop, body, n)
-        return (None if start is None else start + extra), carry
-    value = known[n]
-    if (
-        not isinstance(value, Affine)
-        or value.base.ndim
-        or int(value.step) not in (1, -1)
-    ):
+        for carry in loop.carries:
+            if body.plain(carry.out) is n and _counts(body, carry):
+                start = initial_literal(loop, carry)
+                return (None if start is None else start + extra), carry
+        eqn = body.made.get(n)
+        if eqn is not None and eqn.primitive.name == "convert_element_type":
+            n = body.plain(eqn.invars[0])
+            continue
+        step = body.match(Op("add", Bind("c"), 1.0), n, {})
+        if step is None:
+            return None, None
+        n, extra = body.plain(step["c"]), extra + 1.0
+    value = None if isinstance(n, jc.Literal) else known[n]
+    if not isinstance(value, Affine) or value.base.ndim or value.dtype.kind == "b":
         return None, None
-    first = int(value.base)
-    if loop.reverse:
-        first += int(value.step) * (loop.length - 1)
-    if (int(value.step) == 1) == loop.reverse:
-        return None, None  # it counts down
-    return first - 1.0, None
+    step_by = -int(value.step) if loop.reverse else int(value.step)
+    if step_by != 1:
+        return None, None
+    first = value.ends(loop.length)[int(loop.reverse)]
+    return int(first) - 1.0 + extra, None
+
+
+def _counts(body: Body, carry: Carry) -> bool:
+    """Whether a carry is a scalar that grows by one."""
+    step = body.match(Op("add", Bind("c"), 1.0), carry.out, {"c": carry.var})
+    return step is not None and not carry.var.aval.shape
+
+
+def _is_exact(dtype: Any) -> bool:
+    """Whether a dtype holds all counts."""
+    number = jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+    return bool(number) and dtype.itemsize >= 4
 
 
 def _two_pass(loop: Loop, group: Moments) -> Loop:
@@ -208,6 +210,9 @@ def _two_pass(loop: Loop, group: Moments) -> Loop:
         """Return the rows, their mean, and the initial mean."""
         rows = out.stacks[key]
         mean = rows[0] + jnp.mean(rows - rows[0], axis=0)
+        earlier = rows[1:] if loop.reverse else rows[:-1]
+        lost = jnp.any(jnp.isinf(earlier), axis=0)  # the step after: inf - inf
+        mean = jnp.where(lost, jnp.asarray(jnp.nan, rows.dtype), mean)
         return rows, mean, jnp.asarray(init.get(out.args)).astype(rows.dtype)
 
     def mean(out: Outputs) -> Any:

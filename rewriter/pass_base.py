@@ -77,6 +77,8 @@ class Pass:
 class LoopPass(Pass):
     """A pass over loops."""
 
+    explains: ClassVar[bool] = True  # its reason may be a kept loop's verdict
+
     def match(self, loop: Loop, ctx: Context) -> Plan | Remark:
         """Return a plan, or the remark that says why not. Pure."""
         raise NotImplementedError

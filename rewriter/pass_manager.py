@@ -137,7 +137,7 @@ class Rewriter:
         consts: list[tuple[Any, Any]],
     ) -> None:
         inner = jc.open_jaxpr(closed)
-        local = dict(zip(inner.invars, ins, strict=True))
+        local = dict(zip(inner.invars, _given(eqn, ins), strict=True))
         consts.extend(zip(inner.constvars, closed.consts, strict=True))
         for e in inner.eqns:
             out.append(
@@ -249,7 +249,8 @@ class Rewriter:
             if not isinstance(plan, Remark) and not self._spend():
                 plan = _Manager.BUDGET.at(_where(eqn), n=self.ctx.rewrites)
             if isinstance(plan, Remark):
-                self._declined = plan
+                if getattr(p, "explains", True):
+                    self._declined = plan
                 self.ctx.sink.remark(plan, eqn)
                 return None
             new = p.rewrite(plan)
@@ -297,13 +298,18 @@ class Rewriter:
 
     def _traced(self, eqn: Any, emission: Emission) -> _Replacement:
         used = [not isinstance(v, jc.DropVar) for v in eqn.outvars]
+        inputs = _given(eqn, eqn.invars)
 
-        def run(*args: Any) -> list[Any]:
+        def run(*given: Any) -> list[Any]:
+            values = iter(given)
+            args = [
+                v.val if isinstance(v, jc.Literal) else next(values) for v in eqn.invars
+            ]
             return [o for o, u in zip(emission(args), used, strict=True) if u]
 
         with jc.at_location(eqn):
             late = self.ctx.phase is Phase.LATE
-            closed = jc.trace(run, [v.aval for v in eqn.invars], "rewritten", late)
+            closed = jc.trace(run, [v.aval for v in inputs], "rewritten", late)
         verify(eqn, closed)
         return _Replacement(closed)
 
@@ -311,6 +317,15 @@ class Rewriter:
 @dataclass(frozen=True)
 class _Replacement:
     closed: Any
+
+
+def _given(eqn: Any, atoms: Sequence[Any]) -> list[Any]:
+    """Return the atoms in the places of operands that are not literals.
+
+    A replacement holds the literals itself, so that what it emits still knows them.
+    """
+    pairs = zip(eqn.invars, atoms, strict=True)
+    return [a for v, a in pairs if not isinstance(v, jc.Literal)]
 
 
 def _tidy(loop: Loop) -> Loop:

@@ -1,13 +1,14 @@
 """Patterns over a loop body: small expressions, matched modulo commutativity.
 
-A pattern is `Any_("name")` (binds anything), `Same("name")` (what was bound before), a
-number (a literal of that value), or `Op(primitive, *patterns)`. Conversions that only
-drop a weak type and broadcasts of the operand are looked through.
+A pattern is `Bind("name")` (binds anything, or means what was bound before), a number
+(a literal of that value), or `Op(primitive, *patterns)` of an elementwise primitive.
+Conversions that only drop a weak type and broadcasts of the operand are looked through;
+of two broadcasts of one value only those along the same axes are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,9 @@ from rewriter import jax_compat as jc
 from rewriter.graph import variant_values
 
 _COMMUTATIVE = frozenset({"add", "mul", "max", "min", "add_any", "and", "or", "eq"})
-Bound = dict[str, Any]
+Bound = dict[str, Any]  # "x": an atom; "axes of x": where it lies in the whole
+Axes = tuple[int | None, ...]  # of the whole; None: of size one
+Placed = tuple[Any, Axes]
 
 
 @dataclass(frozen=True)
@@ -48,44 +51,51 @@ class Body:
 
     def plain(self, atom: Any) -> Any:
         """Return what an atom is behind retypings and broadcasts."""
-        while not isinstance(atom, jc.Literal) and atom in self.made:
-            eqn = self.made[atom]
-            name = eqn.primitive.name
-            if name == "convert_element_type":
-                if eqn.invars[0].aval.dtype != eqn.outvars[0].aval.dtype:
-                    return atom
-            elif name not in (
-                "broadcast_in_dim",
-                "reshape",
-                "squeeze",
-                "expand_dims",
-            ) or (name != "broadcast_in_dim" and not _only_units(eqn)):
-                return atom
-            atom = eqn.invars[0]
-        return atom
+        return self._behind(atom, _own_axes(atom))[0]
+
+    def same(self, a: Any, b: Any) -> bool:
+        """Whether two atoms are one value, broadcast along the same axes."""
+        return self._same((a, _own_axes(a)), (b, _own_axes(b)))
 
     def readers(self, atom: Any) -> list[Any]:
         """Return the equations that read a value, retyped or broadcast or not."""
-        found: dict[int, Any] = {}
-        for eqn in self.eqns:
-            if any(self.plain(v) is atom for v in eqn.invars):
-                if self.plain(eqn.outvars[0]) is not atom:
-                    found[id(eqn)] = eqn
-        return list(found.values())
+        return [
+            eqn
+            for eqn in self.eqns
+            if any(self.plain(v) is atom for v in eqn.invars)
+            and self.plain(eqn.outvars[0]) is not atom
+        ]
 
     def match(self, pattern: Any, atom: Any, bound: Bound) -> Bound | None:
-        """Return the bindings of the first way in which a pattern fits, or None."""
-        return next(self._ways(pattern, atom, bound), None)
+        """Return the bindings of the first way in which a pattern fits, or None.
 
-    def _ways(self, pattern: Any, atom: Any, bound: Bound) -> Iterator[Bound]:
+        A name that was bound before, to a value of fewer axes than the atom, means it
+        along the first of them.
+        """
+        return next(self._ways(pattern, (atom, _own_axes(atom)), bound), None)
+
+    def _behind(self, atom: Any, axes: Axes) -> Placed:
+        """Look through an atom that lies along some axes of a whole."""
+        while not isinstance(atom, jc.Literal) and atom in self.made:
+            eqn = self.made[atom]
+            if not _is_view(eqn):
+                break
+            atom, axes = eqn.invars[0], _source_axes(eqn, axes)
+        sizes = atom.aval.shape
+        return atom, tuple(
+            None if n == 1 else k for k, n in zip(axes, sizes, strict=True)
+        )
+
+    def _ways(self, pattern: Any, placed: Placed, bound: Bound) -> Iterator[Bound]:
         if isinstance(pattern, Bind):
             known = bound.get(pattern.name)
+            at = f"axes of {pattern.name}"
             if known is None:
-                yield {**bound, pattern.name: atom}
-            elif self._same(known, atom):
+                yield {**bound, pattern.name: placed[0], at: placed[1]}
+            elif self._same((known, bound.get(at, _own_axes(known))), placed):
                 yield bound
             return
-        seen = self.plain(atom)
+        seen, axes = self._behind(*placed)
         if not isinstance(pattern, Op):
             if literal(seen) is not None and literal(seen) == pattern:
                 yield bound
@@ -95,24 +105,50 @@ class Body:
             return
         if len(pattern.operands) != len(eqn.invars):
             return
-        orders = [tuple(eqn.invars)]
+        operands = [(v, axes if v.aval.shape else ()) for v in eqn.invars]
+        yield from self._all(pattern.operands, operands, bound)
         if eqn.primitive.name in _COMMUTATIVE:
-            orders.append(tuple(eqn.invars[::-1]))
-        for order in orders:
-            yield from self._all(pattern.operands, order, bound)
+            yield from self._all(pattern.operands, operands[::-1], bound)
 
-    def _all(self, patterns: Any, atoms: Any, bound: Bound) -> Iterator[Bound]:
+    def _all(
+        self, patterns: Sequence[Any], atoms: Sequence[Placed], bound: Bound
+    ) -> Iterator[Bound]:
         if not patterns:
             yield bound
             return
         for more in self._ways(patterns[0], atoms[0], bound):
             yield from self._all(patterns[1:], atoms[1:], more)
 
-    def _same(self, a: Any, b: Any) -> bool:
-        if a is b:
-            return True
-        a, b = self.plain(a), self.plain(b)
-        return a is b and not isinstance(a, jc.Literal)
+    def _same(self, a: Placed, b: Placed) -> bool:
+        (one, axes), (other, others) = self._behind(*a), self._behind(*b)
+        return one is other and axes == others
+
+
+def _own_axes(atom: Any) -> Axes:
+    return tuple(range(len(atom.aval.shape)))
+
+
+def _is_view(eqn: Any) -> bool:
+    """Whether an equation only retypes, broadcasts, or adds and drops unit axes."""
+    name = eqn.primitive.name
+    if name == "convert_element_type":
+        return eqn.invars[0].aval.dtype == eqn.outvars[0].aval.dtype
+    if name in ("reshape", "squeeze", "expand_dims"):
+        a, b = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+        return [n for n in a if n != 1] == [n for n in b if n != 1]
+    return name == "broadcast_in_dim"
+
+
+def _source_axes(eqn: Any, axes: Axes) -> Axes:
+    """Return the axes along which the operand of a view lies, given its result's."""
+    shape, whole = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
+    if eqn.primitive.name == "broadcast_in_dim":
+        dims = eqn.params["broadcast_dimensions"]
+        return tuple(
+            axes[d] if n == whole[d] else None for d, n in zip(dims, shape, strict=True)
+        )
+    wide = iter([k for k, n in zip(axes, whole, strict=True) if n != 1])
+    return tuple(None if n == 1 else next(wide) for n in shape)
 
 
 def literal(atom: Any) -> float | None:
@@ -120,11 +156,6 @@ def literal(atom: Any) -> float | None:
     if not isinstance(atom, jc.Literal) or np.size(atom.val) != 1:
         return None
     return float(np.asarray(atom.val).reshape(()))
-
-
-def _only_units(eqn: Any) -> bool:
-    a, b = eqn.invars[0].aval.shape, eqn.outvars[0].aval.shape
-    return [n for n in a if n != 1] == [n for n in b if n != 1]
 
 
 def initial_literal(loop: Any, carry: Any) -> float | None:
