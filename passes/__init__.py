@@ -17,6 +17,7 @@ from passes.loop_distribution import LoopDistribution
 from passes.loop_unrolling import LoopUnrolling
 from passes.masked_accumulation import MaskedAccumulation
 from passes.pairwise_distance import PairwiseDistance
+from passes.producer_fusion import ProducerFusion
 from passes.running_moments import RunningMoments
 from passes.running_softmax import RunningSoftmax
 from passes.table_layout import TableLayout
@@ -38,6 +39,7 @@ DEFAULT_PIPELINE = (
     RunningSoftmax(),  # below the final maximum instead of the running one
     TableRecurrence(),  # arrays filled from their own last rows
     InvariantValue(),  # late: the passes below look for constants
+    ProducerFusion(),  # late: rows made in the step, before costs are weighed
     TableLayout(),  # late: a copy of a table, against the memory budget
     DistanceRows(),  # late: distances that are reduced or decided on
     DotRecognition(),  # late: sums of products, before they are priced

@@ -48,8 +48,7 @@ from rewriter.graph import (
     variant_values,
 )
 from rewriter.pass_base import Context, LoopPass, Plan
-from rewriter.patterns import Body
-from rewriter.recurrence import uses
+from rewriter.patterns import Body, is_private
 from rewriter.remarks import Remark, missed, passed
 
 _SENSE = {"gt": ("max", False), "ge": ("max", True)}
@@ -99,11 +98,11 @@ class BestSoFar(LoopPass):
         """Find best values whose candidates no carry feeds."""
         if not isinstance(loop.length, int) or loop.length < 2 or len(loop.carries) < 2:
             return self.NONE.at(loop.location)
-        body, count = Body(loop.eqns), uses(loop)
+        body = Body(loop.eqns)
         groups: list[Best] = []
         declined = self.NONE.at(loop.location)
         for carry in loop.carries:
-            found = _best(loop, carry, body, count)
+            found = _best(loop, carry, body)
             if found is None:
                 continue
             name = loop.name(carry.var)
@@ -133,63 +132,54 @@ class BestSoFar(LoopPass):
         return loop
 
 
-def _best(loop: Loop, carry: Carry, body: Body, count: Any) -> Best | None:
+def _best(loop: Loop, carry: Carry, body: Body) -> Best | None:
     """Return the group whose best value a carry is."""
-    made = None if isinstance(carry.out, jc.Literal) else _maker(body, carry.out)
-    if made is None or not jc.is_array_aval(carry.var.aval):
+    test = _test(carry, body)
+    made = _maker(body, carry.out)
+    if test is None or made is None:
         return None
-    mine = body.readers(carry.var)
-    tests = [e for e in mine if e.primitive.name in _SENSE]
-    if len(tests) != 1 or len(mine) != 2:
+    predicate, value, name = test
+    sense, last = _SENSE[name]
+    spoils = made.primitive.name == sense
+    if spoils:
+        pairs = (made.invars, made.invars[::-1])
+        kept = any(
+            body.plain(old) is carry.var and body.same(new, value) for old, new in pairs
+        )
+    else:
+        case = _selected(body, predicate, carry)
+        kept = case is not None and body.same(case, value)
+    if not kept:
+        return None
+    companions = []
+    for other in loop.carries:
+        new = None if other is carry else _selected(body, predicate, other)
+        if new is not None and value.aval.shape in ((), other.var.aval.shape):
+            companions.append((other, new))
+    if spoils and not companions:
+        return None  # a plain reduction
+    if not is_private(loop, [carry, *(c for c, _ in companions)]):
+        return None
+    return Best(carry, value, sense, last, spoils, tuple(companions))
+
+
+def _test(carry: Carry, body: Body) -> tuple[Any, Any, str] | None:
+    """Return the predicate of a comparison with a carry, the other side, and how."""
+    aval = carry.var.aval
+    if not jc.is_array_aval(aval):
+        return None
+    readers = body.readers(carry.var)
+    tests = [e for e in readers if e.primitive.name in _SENSE]
+    if len(tests) != 1 or len(readers) != 2:
         return None
     (test,) = tests
-    turned = body.plain(test.invars[0]) is carry.var
+    name, turned = test.primitive.name, body.plain(test.invars[0]) is carry.var
     value = test.invars[1 if turned else 0]
     if isinstance(value, jc.Literal) or body.plain(value) is carry.var:
         return None
-    if (
-        value.aval.shape != carry.var.aval.shape
-        or value.aval.dtype != carry.var.aval.dtype
-    ):
+    if value.aval.shape != aval.shape or value.aval.dtype != aval.dtype:
         return None
-    name = _TURNED[test.primitive.name] if turned else test.primitive.name
-    sense, last = _SENSE[name]
-    predicate = test.outvars[0]
-    if made.primitive.name == sense:
-        spoils = True
-        pair = {id(body.plain(v)) for v in made.invars}
-        if pair != {id(body.plain(value)), id(carry.var)}:
-            return None
-    else:
-        spoils = False
-        if not _selects(made, predicate, body, carry.var, value):
-            return None
-    companions = []
-    for other in loop.carries:
-        if other is carry or isinstance(other.out, jc.Literal):
-            continue
-        eqn = _maker(body, other.out)
-        if eqn is None or eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
-            continue
-        if body.plain(eqn.invars[0]) is not predicate:
-            continue
-        new = eqn.invars[2]
-        if body.plain(eqn.invars[1]) is not other.var:
-            return None
-        if len(body.readers(other.var)) != 1:
-            return None
-        if value.aval.shape not in ((), other.var.aval.shape):
-            return None
-        companions.append((other, new))
-    outs = [carry.out, *(c.out for c, _ in companions)]
-    kept = {id(body.plain(a)) for a in outs}
-    if any(count[a] != 1 or body.readers(body.plain(a)) for a in outs):
-        return None
-    if not _only_selects(loop, predicate, kept):
-        return None
-    if spoils and not companions:
-        return None  # a plain reduction
-    return Best(carry, value, sense, last, spoils, tuple(companions))
+    return test.outvars[0], value, _TURNED[name] if turned else name
 
 
 def _maker(body: Body, atom: Any) -> Any:
@@ -197,27 +187,14 @@ def _maker(body: Body, atom: Any) -> Any:
     return None if isinstance(plain, jc.Literal) else body.made.get(plain)
 
 
-def _selects(eqn: Any, predicate: Any, body: Body, old: Any, new: Any) -> bool:
-    return (
-        eqn.primitive.name == "select_n"
-        and len(eqn.invars) == 3
-        and body.plain(eqn.invars[0]) is predicate
-        and body.plain(eqn.invars[1]) is old
-        and body.plain(eqn.invars[2]) is body.plain(new)
-    )
-
-
-def _only_selects(loop: Loop, predicate: Any, kept: set[int]) -> bool:
-    """Whether a predicate only picks the carries of the group."""
-    live = {predicate}
-    for eqn in loop.eqns:
-        if not any(v in live for v in eqn.invars if not isinstance(v, jc.Literal)):
-            continue
-        if eqn.primitive.name in ("broadcast_in_dim", "reshape", "expand_dims"):
-            live.update(eqn.outvars)
-        elif eqn.primitive.name != "select_n" or id(eqn.outvars[0]) not in kept:
-            return False
-    return not any(a in live for _, a in loop.ys if not isinstance(a, jc.Literal))
+def _selected(body: Body, predicate: Any, carry: Carry) -> Any:
+    """Return what a carry becomes where a predicate holds, if else it is kept."""
+    eqn = _maker(body, carry.out)
+    if eqn is None or eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
+        return None
+    which, old, new = eqn.invars
+    kept = body.plain(which) is predicate and body.plain(old) is carry.var
+    return new if kept else None
 
 
 def _searched(loop: Loop, group: Best) -> Loop:

@@ -39,7 +39,7 @@ from rewriter.graph import Loop, Source, substitute
 from rewriter.indices import Affine
 from rewriter.pass_base import Context, LoopPass, Plan
 from rewriter.remarks import Remark, missed, passed
-from rewriter.rows import take_rows
+from rewriter.rows import is_whole, take_rows
 
 SMALL = 1 << 16  # bytes that may be stacked whatever they are read from
 
@@ -194,4 +194,7 @@ def _key(eqn: Any, access: Access) -> Any:
 def _stacked(source: Source, access: Access, length: int) -> Source:
     if access.window == 1:
         access = access.without_axis()
-    return Source(lambda args: take_rows(source.get(args), access, length, args))
+    operand = source.operand if is_whole(access, length) else None
+    return Source(
+        lambda args: take_rows(source.get(args), access, length, args), operand=operand
+    )

@@ -1,7 +1,7 @@
 """Known predicates: a selection that goes the same way at every step is no selection.
 
-What it does: `where` and `select` with a predicate that is known to be the same at every
-step (a bounds check on a counter, `i < n`) become the case that is taken.
+What it does: `where` and `select` with a predicate that is known to be the same at
+every step (a bounds check on a counter, `i < n`) become the case that is taken.
 
 Why it pays: the case that is never taken need not be computed or read, which frees
 buffers that were only read to be kept.

@@ -38,19 +38,53 @@ import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.graph import Loop, reads, substitute
+from rewriter.graph import Carry, Loop, substitute
 from rewriter.legality import dear, unbatchable
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
-from rewriter.recurrence import uses
+from rewriter.patterns import Body
 from rewriter.remarks import Remark, missed, passed
 
 
 @dataclass(frozen=True)
+class Guarded:
+    """A selection between a carry and an update of it."""
+
+    selection: Any
+    step: Any  # the equation that updates
+    var: Any  # the carry
+    term: Any  # the update's other operand
+    first: bool  # the carry is the first operand
+    if_true: bool  # the update is taken where the predicate holds
+
+    @property
+    def atoms(self) -> list[Any]:
+        """What `masked` takes."""
+        atoms = [self.selection.invars[0], self.var, self.term]
+        return [v for v in atoms if not isinstance(v, jc.Literal)]
+
+    def masked(self, *values: Any) -> Any:
+        """Return the update that keeps the carry by an identity."""
+        given = iter(values)
+        p, c, value = (
+            jnp.asarray(v.val, jc.dtype_of(v))
+            if isinstance(v, jc.Literal)
+            else next(given)
+            for v in (self.selection.invars[0], self.var, self.term)
+        )
+        none = jnp.full(c.shape, _identity(self.step.primitive.name, c.dtype), c.dtype)
+        value = jnp.broadcast_to(value, c.shape)
+        cases = (none, value) if self.if_true else (value, none)
+        value = lax.select_n(p, *cases)
+        out = jc.rebind(self.step, [c, value] if self.first else [value, c])[0]
+        return jc.coerce(out, self.selection.outvars[0].aval)
+
+
+@dataclass(frozen=True)
 class Masked(Plan):
-    """Selections by equation with the update they guard, and conds to unfold."""
+    """The guarded updates, or conds to unfold."""
 
     loop: Loop | None = None
-    selections: tuple[tuple[Any, Any, Any, bool], ...] = ()
+    selections: tuple[Guarded, ...] = ()
     conds: tuple[Any, ...] = ()
 
 
@@ -69,15 +103,9 @@ class MaskedAccumulation(LoopPass):
 
     def match(self, loop: Loop, ctx: Context) -> Masked | Remark:
         """Find guarded updates of carries."""
-        made = {v: e for e in loop.eqns for v in e.outvars}
-        count = uses(loop)
-        found = []
-        for carry in loop.carries:
-            if isinstance(carry.out, jc.Literal) or carry.out is carry.var:
-                continue
-            one = self._selection(carry, made, count)
-            if one is not None:
-                found.append(one)
+        body = Body(loop.eqns)
+        every = [_guarded(loop, carry, body) for carry in loop.carries]
+        found = [one for one in every if one is not None]
         if found:
             remark = self.FOUND.at(loop.location, count=len(found))
             return Masked(remark, "", loop, tuple(found))
@@ -97,28 +125,6 @@ class MaskedAccumulation(LoopPass):
         remark = self.UNFOLDED.at(loop.location, count=len(conds))
         return Masked(remark, "", loop, (), conds)
 
-    def _selection(self, carry: Any, made: Any, count: Any) -> Any:
-        """Return (selection, update, carry variable, whether kept if false)."""
-        eqn = made.get(carry.out)
-        if eqn is None or eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
-            return None
-        _, low, high = eqn.invars
-        if (low is carry.var) == (high is carry.var) or count[carry.var] != 2:
-            return None
-        update = high if low is carry.var else low
-        step = None if isinstance(update, jc.Literal) else made.get(update)
-        if step is None or count[update] != 1 or carry.var not in reads(step):
-            return None
-        if _identity(step.primitive.name, carry.var.aval.dtype) is None:
-            return None
-        if step.primitive.name == "sub" and step.invars[0] is not carry.var:
-            return None
-        if sum(v is carry.var for v in step.invars) != 1:
-            return None
-        if any(v.aval.shape != carry.var.aval.shape for v in step.invars):
-            return None
-        return eqn, step, carry.var, low is carry.var
-
     def rewrite(self, plan: Masked) -> Loop:
         """Accumulate at every step."""
         loop = plan.loop
@@ -126,41 +132,52 @@ class MaskedAccumulation(LoopPass):
         edits: dict[int, list[Any]] = {}
         mapping: dict[Any, Any] = {}
         made = {v: e for e in loop.eqns for v in e.outvars}
-        for eqn, step, var, if_true in plan.selections:
-            (term,) = [v for v in step.invars if v is not var]
-            edits[id(step)] = []
-
-            def masked(
-                p: Any,
-                c: Any,
-                *rest: Any,
-                step: Any = step,
-                term: Any = term,
-                first: bool = step.invars[0] is var,
-                if_true: bool = if_true,
-            ) -> Any:
-                value = rest[0] if rest else jnp.asarray(term.val, c.dtype)
-                none = jnp.full(
-                    c.shape, _identity(step.primitive.name, c.dtype), c.dtype
-                )
-                value = (
-                    lax.select_n(p, none, value)
-                    if if_true
-                    else lax.select_n(p, value, none)
-                )
-                pair = [c, value] if first else [value, c]
-                return jc.rebind(step, pair)[0]
-
-            atoms = [eqn.invars[0], var]
-            if not isinstance(term, jc.Literal):
-                atoms.append(term)
-            edits[id(eqn)], (out,) = jc.traced_equations(masked, atoms, eqn)
+        for guarded in plan.selections:
+            eqn = guarded.selection
+            edits[id(eqn)], (out,) = jc.traced_equations(
+                guarded.masked, guarded.atoms, eqn
+            )
             mapping[eqn.outvars[0]] = out
         for eqn in plan.conds:
             edits[id(eqn)], outs = _unfolded(eqn, made)
             mapping.update(zip(eqn.outvars, outs, strict=True))
         eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
         return substitute(loop.replace(eqns=eqns), mapping)
+
+
+def _guarded(loop: Loop, carry: Carry, body: Body) -> Guarded | None:
+    """Return the guarded update that a carry is."""
+    eqn, var = _maker(body, carry.out), carry.var
+    if eqn is None or eqn.primitive.name != "select_n" or len(eqn.invars) != 3:
+        return None
+    _, low, high = eqn.invars
+    if_true = body.plain(low) is var
+    if if_true == (body.plain(high) is var) or _is_read(loop, var):
+        return None
+    step = _maker(body, high if if_true else low)
+    if step is None or {id(e) for e in body.readers(var)} != {id(eqn), id(step)}:
+        return None
+    shape, mine = var.aval.shape, [body.plain(v) is var for v in step.invars]
+    if sum(mine) != 1 or any(v.aval.shape not in ((), shape) for v in step.invars):
+        return None
+    if step.primitive.name == "sub" and not mine[0]:
+        return None
+    if _identity(step.primitive.name, var.aval.dtype) is None:
+        return None
+    if any(v.aval.dtype != var.aval.dtype for v in (*step.invars, *step.outvars)):
+        return None
+    return Guarded(eqn, step, var, step.invars[mine.index(False)], mine[0], if_true)
+
+
+def _maker(body: Body, atom: Any) -> Any:
+    plain = body.plain(atom)
+    return None if isinstance(plain, jc.Literal) else body.made.get(plain)
+
+
+def _is_read(loop: Loop, var: Any) -> bool:
+    """Whether a carry is itself an output, or what another carry becomes."""
+    ends = [*(c.out for c in loop.carries), *(a for _, a in loop.ys)]
+    return any(a is var for a in ends)
 
 
 def _identity(name: str, dtype: Any) -> Any:

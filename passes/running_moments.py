@@ -51,7 +51,6 @@ from rewriter.patterns import (
     depends_on,
     initial_literal,
     is_private,
-    literal,
 )
 from rewriter.remarks import Remark, missed, passed
 
@@ -180,7 +179,7 @@ def _count(loop: Loop, body: Body, n: Any) -> tuple[float | None, Carry | None]:
             return None, None
         n, extra = body.plain(step["c"]), extra + 1.0
     value = None if isinstance(n, jc.Literal) else known[n]
-    if not isinstance(value, Affine) or value.base.ndim or value.dtype.kind == "b":
+    if not isinstance(value, Affine) or value.base.ndim:
         return None, None
     step_by = -int(value.step) if loop.reverse else int(value.step)
     if step_by != 1:
@@ -207,27 +206,40 @@ def _two_pass(loop: Loop, group: Moments) -> Loop:
     init, start = group.mean.init, group.start
 
     def about(out: Outputs) -> tuple[Any, Any, Any]:
-        """Return the rows, their mean, and the initial mean."""
+        """Return the rows' offsets, what they are off, and the mean of the offsets."""
         rows = out.stacks[key]
-        mean = rows[0] + jnp.mean(rows - rows[0], axis=0)
-        earlier = rows[1:] if loop.reverse else rows[:-1]
+        first, earlier = (rows[-1], rows[1:]) if loop.reverse else (rows[0], rows[:-1])
+        scale = 0.5 ** (length - 1).bit_length()  # exact; no partial sum overflows
+        total = jnp.sum((rows - first) * scale, axis=0)
+        near = first + total * (1 / (scale * length))
         lost = jnp.any(jnp.isinf(earlier), axis=0)  # the step after: inf - inf
-        mean = jnp.where(lost, jnp.asarray(jnp.nan, rows.dtype), mean)
-        return rows, mean, jnp.asarray(init.get(out.args)).astype(rows.dtype)
+        near = jnp.where(lost, jnp.asarray(jnp.nan, rows.dtype), near)
+        more = jnp.mean(rows - near, axis=0)
+        return rows - near, near, jnp.where(jnp.isfinite(more), more, 0)
+
+    def merged(out: Outputs) -> tuple[Any, Any, Any]:
+        """Return the mean of the rows, the initial mean, and zero or NaN."""
+        _, near, more = about(out)
+        before = jnp.asarray(init.get(out.args)).astype(near.dtype)
+        return near + more, before, 0 * before
 
     def mean(out: Outputs) -> Any:
-        _, found, before = about(out)
+        found, before, none = merged(out)
         if start == 0:
-            return found + 0 * before  # a NaN before stays one
-        return before + (found - before) * (length / (start + length))
+            return found + none
+        if start > length:
+            return before + (found - before) * (length / (start + length))
+        return found + (before - found) * (start / (start + length))
 
     def squares(out: Outputs, carry: Carry) -> Any:
-        rows, found, before = about(out)
-        off = rows - found
-        total = jnp.sum(off * off, axis=0) - jnp.sum(off, axis=0) ** 2 / length
-        moved = (found - before) ** 2 * (start * length / (start + length))
-        own = total + moved if start else total + 0 * before
-        return jnp.asarray(carry.init.get(out.args)).astype(rows.dtype) + own
+        off, _, more = about(out)
+        found, before, none = merged(out)
+        excess = more * more * length
+        excess = jnp.where(jnp.isfinite(excess), excess, 0)
+        own = jnp.sum(off * off, axis=0) - excess + none
+        if start:
+            own += (found - before) ** 2 * (start * length / (start + length))
+        return jnp.asarray(carry.init.get(out.args)).astype(off.dtype) + own
 
     results = replace_final(loop, group.mean.var, mean, key)
     for carry in group.squares:

@@ -149,6 +149,7 @@ class Context:
     sink: Sink = field(default_factory=Sink)
     rewrites: int = 0
     loops: int = 0  # loops around what is being matched
+    scope: Scope | None = None  # the program around the loop being matched
 
     @property
     def model(self) -> Model:

@@ -112,7 +112,8 @@ class Rewriter:
                 out.append(kept)
                 continue
             changed = True
-            self._splice(eqn, ins, new.closed, env, out, consts)
+            ins = [_substituted(env, v) for v in new.eqn.invars]
+            self._splice(new.eqn, ins, new.closed, env, out, consts)
         if not changed:
             return closed
         outvars = [_substituted(env, v) for v in jaxpr.outvars]
@@ -164,7 +165,7 @@ class Rewriter:
         if replaced is not None:
             self._depth += 1
             try:
-                return _Replacement(self.run(replaced.closed))
+                return _Replacement(self.run(replaced.closed), replaced.eqn)
             finally:
                 self._depth -= 1
         inner = self._inside(eqn)
@@ -175,7 +176,7 @@ class Rewriter:
             if replaced is not None:
                 self._depth += 1
                 try:
-                    return _Replacement(self.run(replaced.closed))
+                    return _Replacement(self.run(replaced.closed), replaced.eqn)
                 finally:
                     self._depth -= 1
         return inner
@@ -267,6 +268,7 @@ class Rewriter:
     def _loop(self, eqn: Any, scope: Scope) -> _Replacement | None:
         """Change roles until nothing changes, then let a pass emit the loop."""
         late = self.ctx.phase is Phase.LATE
+        self.ctx.scope = scope
         loop = _tidy(loop_of(eqn, scope, late))
         changed = False
         for _ in range(_ROUNDS):
@@ -281,12 +283,12 @@ class Rewriter:
         for p in self.emitting_passes:
             emission = self._apply(p, loop)
             if emission is not None:
-                return self._traced(eqn, emission)
+                return self._traced(loop.eqn, emission)
         if self.emitting_passes:
             self.ctx.sink.verdict(eqn, "kept", self._declined)
         if not changed:
             return None
-        return self._traced(eqn, lambda args: emit_loop(loop, args))
+        return self._traced(loop.eqn, lambda args: emit_loop(loop, args))
 
     def _single(self, eqn: Any, scope: Scope) -> _Replacement | None:
         for p in self.equation_passes:
@@ -311,12 +313,15 @@ class Rewriter:
             late = self.ctx.phase is Phase.LATE
             closed = jc.trace(run, [v.aval for v in inputs], "rewritten", late)
         verify(eqn, closed)
-        return _Replacement(closed)
+        return _Replacement(closed, eqn)
 
 
 @dataclass(frozen=True)
 class _Replacement:
+    """A program in place of an equation, whose operands may be more by now."""
+
     closed: Any
+    eqn: Any
 
 
 def _given(eqn: Any, atoms: Sequence[Any]) -> list[Any]:

@@ -63,6 +63,13 @@ def _affine_rows(operand: Any, access: Access, length: int) -> Any:
     return lax.rev(blocks, (axis,)).reshape(shape)
 
 
+def is_whole(access: Access, length: int) -> bool:
+    """Whether the rows are those of the array's first axis from the first on."""
+    if not isinstance(access.position, Affine) or access.fixed or access.axis != 0:
+        return False
+    return access.window == 1 and access.base == 0 and (access.step == 1 or length == 1)
+
+
 def put_rows(
     buffer: Any,
     stacked: Any,

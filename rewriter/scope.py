@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,9 @@ from rewriter.indices import (
     rows,
     step,
 )
+from rewriter.inline import inline
 from rewriter.jax_compat import Literal, is_integer, open_jaxpr
+from rewriter.producers import Producer, producer
 
 
 class Scope:
@@ -34,6 +37,35 @@ class Scope:
         self._consts = dict(zip(jaxpr.constvars, closed.consts, strict=True))
         self._made = {v: e for e in jaxpr.eqns for v in e.outvars}
         self._memo: dict[Any, Any] = {}
+        self._closed = closed
+        self._inlined: Any = None
+
+    def producer(self, var: Any) -> Producer | None:
+        """Return what makes an array row by row, if only one equation reads it."""
+        jaxpr = open_jaxpr(self._closed)
+        if var not in self._made:
+            return None
+        atoms = [v for e in jaxpr.eqns for v in e.invars] + list(jaxpr.outvars)
+        if sum(v is var for v in atoms) != 1:
+            return None
+        if self._inlined is None:
+            eqns, subst, _ = inline(jaxpr.eqns)
+            own = {v for e in jaxpr.eqns for v in e.outvars}
+            own |= {*jaxpr.invars, *jaxpr.constvars}
+            # values of inlined calls are known outside by another name
+            names = {subst.get(v, v): v for v in own if v in subst}
+            names |= {v: v for v in own if v not in subst}
+            made = {v: e for e in eqns for v in e.outvars}
+            self._inlined = made, subst, names
+        made, subst, names = self._inlined
+        inner = subst.get(var, var)
+        if isinstance(inner, Literal):
+            return None
+        found = producer(inner, made, names)
+        if found is None:
+            return None
+        leaves = tuple((names[v], axis) for v, axis in found.leaves)
+        return replace(found, leaves=leaves, inner=tuple(v for v, _ in found.leaves))
 
     def scalar(self, atom: Any) -> Affine | None:
         """Return a value that is the same at every iteration, if known."""

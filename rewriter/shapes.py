@@ -1,4 +1,4 @@
-"""Chains of reshapes and conversions that change nothing, as general rules leave them."""
+"""Chains of reshapes and conversions that change nothing, as general rules make."""
 
 from __future__ import annotations
 
