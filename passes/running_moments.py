@@ -225,11 +225,10 @@ def _two_pass(loop: Loop, group: Moments) -> Loop:
 
     def mean(out: Outputs) -> Any:
         found, before, none = merged(out)
-        if start == 0:
-            return found + none
         if start > length:
-            return before + (found - before) * (length / (start + length))
-        return found + (before - found) * (start / (start + length))
+            return before + (found - before) * (length / (start + length)) + none
+        moved = (before - found) * (start / (start + length)) if start else none
+        return found + jnp.where(jnp.isfinite(found), moved, none)
 
     def squares(out: Outputs, carry: Carry) -> Any:
         off, _, more = about(out)

@@ -9,7 +9,7 @@ Why it pays: each step of the loop waits for two exponentials; weighted sums bec
 matrix product.
 
 Legality: rows and weights do not depend on a carry, nobody else reads the state. NaN
-and infinities come out as the loop gives them.
+and infinite rows come out as the loop gives them.
 
 Numerics: reassociate; the exponents are those of the final maximum, so no sum is
 rescaled.

@@ -42,6 +42,22 @@ _MONOTONE = frozenset(
         "atan",
     }
 )
+_APPROXIMATE = frozenset(  # XLA's are wrong, and not monotone, by a few roundings
+    {
+        "exp",
+        "exp2",
+        "log",
+        "log1p",
+        "expm1",
+        "tanh",
+        "logistic",
+        "rsqrt",
+        "cbrt",
+        "erf",
+        "atan",
+    }
+)
+_ROUNDINGS = 8
 _SHAPES = frozenset(
     {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradient", "copy"}
 )
@@ -138,14 +154,44 @@ def run(
         if id(eqn) in known.deciding:
             doubt |= _doubt(eqn, values, env, ends)
         elif eqn.outvars[0] in known.bounded:
-            pairs = [
-                ends.get(v, (x, x)) if not isinstance(v, jc.Literal) else (x, x)
-                for v, x in zip(eqn.invars, values, strict=True)
-            ]
-            ends[eqn.outvars[0]] = tuple(
-                jc.rebind(eqn, [p[side] for p in pairs])[0] for side in (0, 1)
-            )
+            pairs = _pairs(eqn, values, ends)
+            ends[eqn.outvars[0]] = _ends(eqn, pairs)
+            if eqn.primitive.name == "div" and eqn.invars[1] in known.bounded:
+                doubt |= _may_be_zero(pairs[1])
     return doubt
+
+
+Pair = tuple[Any, Any]
+
+
+def _pairs(eqn: Any, values: Sequence[Any], ends: dict[Any, Any]) -> list[Pair]:
+    """Return the ends of an equation's operands."""
+    return [
+        (x, x) if isinstance(v, jc.Literal) else ends.get(v, (x, x))
+        for v, x in zip(eqn.invars, values, strict=True)
+    ]
+
+
+def _ends(eqn: Any, pairs: Sequence[Pair]) -> Pair:
+    """Return two values between which a bounded result lies."""
+    name = eqn.primitive.name
+    if name in _EXTREME:  # which end is the upper one may differ between elements
+        pairs = [_ordered(p) for p in pairs]
+    one, two = (jc.rebind(eqn, [p[side] for p in pairs])[0] for side in (0, 1))
+    if name not in _APPROXIMATE:
+        return one, two
+    low, high = _ordered((one, two))
+    error = _ROUNDINGS * float(jnp.finfo(low.dtype).eps)
+    return (
+        lax.min(low * (1 - error), low * (1 + error)),
+        lax.max(high * (1 - error), high * (1 + error)),
+    )
+
+
+def _may_be_zero(pair: Pair) -> Any:
+    """Return whether a divisor may pass zero, where a quotient is not monotone."""
+    a, b = pair
+    return ~jnp.all((a >= 0) & (b >= 0) | (a < 0) & (b < 0))
 
 
 def _doubt(
@@ -154,10 +200,7 @@ def _doubt(
     """Return whether a decision could be another one within the bounds."""
     name = eqn.primitive.name
     if name in _COMPARE:
-        pairs = [
-            ends.get(v, (x, x)) if not isinstance(v, jc.Literal) else (x, x)
-            for v, x in zip(eqn.invars, values, strict=True)
-        ]
+        pairs = _pairs(eqn, values, ends)
         (a, b), (c, d) = (_ordered(p) for p in pairs)
         first, second = jc.rebind(eqn, [a, d])[0], jc.rebind(eqn, [b, c])[0]
         return jnp.any(first != second)
@@ -172,11 +215,14 @@ def _doubt(
         inside = jnp.sum((~(low > highs[-1])).astype(jnp.int32))
         crossing = jnp.any(~(lows[1:] > highs[:-1]))
         return crossing | (inside > k)
-    nearest = high[env[eqn.outvars[0]]]
-    return jnp.sum((~(low > nearest)).astype(jnp.int32)) > 1
+    (axis,) = eqn.params["axes"]
+    at = jnp.expand_dims(env[eqn.outvars[0]], axis)
+    nearest = high[at] if high.ndim == 1 else jnp.take_along_axis(high, at, axis)
+    able = (~(low > nearest)).astype(jnp.int32)
+    return jnp.any(jnp.sum(able, axis=axis) > 1)
 
 
-def _ordered(pair: tuple[Any, Any]) -> tuple[Any, Any]:
+def _ordered(pair: Pair) -> Pair:
     a, b = pair
     if a is b:
         return a, b

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import numpy as np
+
 from rewriter import jax_compat as jc
 from rewriter.emit import emit_loop
 from rewriter.graph import Loop, is_emitted, is_kept, loop_of, prune
@@ -305,7 +307,10 @@ class Rewriter:
         def run(*given: Any) -> list[Any]:
             values = iter(given)
             args = [
-                v.val if isinstance(v, jc.Literal) else next(values) for v in eqn.invars
+                np.asarray(v.val, jc.dtype_of(v))[()]
+                if isinstance(v, jc.Literal)
+                else next(values)
+                for v in eqn.invars
             ]
             return [o for o, u in zip(emission(args), used, strict=True) if u]
 
