@@ -19,8 +19,8 @@ Before and after (run as a test):
 ...         return jnp.sqrt(jnp.sum((scaled - p) ** 2, axis=1))
 ...     return jax.lax.map(row, X.T)
 >>> report = explain(f)(jnp.ones((40, 1000)))
->>> report.after.outline().splitlines()[0].split()[:2]
-['add', 'and']
+>>> [r.code for r in report.remarks if r.code.startswith("invariant-value/h")][:1]
+['invariant-value/hoisted']
 >>> report.verdicts[0].outcome
 'blocked'
 

@@ -149,7 +149,7 @@ class LoopDistribution(LoopPass):
         invariant = invariant_nodes(dep)
         part = partition(dep, prices(dep, model, invariant, overhead, tiny))
         tiny = tiny and part.is_map
-        before = part.loop_cost
+        before = part.loop_cost + loop.saved
         forks = not ctx.loops and is_elementwise(part, invariant, model)
         after = part.cost + model.stages(part.scans + 1, loop.length, forks)
         idle = part.is_map and not any(n.eqn for n in dep.nodes)  # it only copies

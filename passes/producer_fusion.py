@@ -144,8 +144,10 @@ def _read(
         return var
     shape = [n for k, n in enumerate(leaf.aval.shape) if k != axis]
     var = jc.fresh_var(leaf.aval.update(shape=tuple(shape)))
-    source = Source.of(at) if axis == 0 else Source(
-        lambda args: jnp.moveaxis(args[at], axis, 0)
+    source = (
+        Source.of(at)
+        if axis == 0
+        else Source(lambda args: jnp.moveaxis(args[at], axis, 0))
     )
     xs.append((var, source))
     return var

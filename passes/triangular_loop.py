@@ -79,7 +79,9 @@ class TriangularLoop(LoopPass):
     worth_emitting: ClassVar = True
     least_full: float = 0.25  # of the rectangle
 
-    FOUND = passed("masked", "the inner loop runs {trip} times, masked beyond its bound")
+    FOUND = passed(
+        "masked", "the inner loop runs {trip} times, masked beyond its bound"
+    )
     NONE = missed("none", "no inner loop counts up to a bound of the outer one")
     SPARSE = missed("sparse", "masking would run {times:.1f} times the inner steps")
 
@@ -96,7 +98,9 @@ class TriangularLoop(LoopPass):
             places = _counted(eqn)
             if places is None or not _only_accumulates(eqn, *places):
                 continue
-            carry = eqn.invars[eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :]
+            carry = eqn.invars[
+                eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :
+            ]
             start, stop = (_values(carry[k], known, loop.length) for k in places)
             if start is None or stop is None:
                 continue
@@ -173,7 +177,9 @@ def _only_accumulates(eqn: Any, counter: int, bound: int) -> bool:
             continue
         out = body.outvars[k]
         out = out if isinstance(out, jc.Literal) else subst.get(out, out)
-        step = None if isinstance(out, jc.Literal) else inside.made.get(inside.plain(out))
+        step = (
+            None if isinstance(out, jc.Literal) else inside.made.get(inside.plain(out))
+        )
         if step is None or step.primitive.name not in _ACCUMULATING:
             return False
         if len(inside.readers(var)) != 1 or inside.readers(var)[0] is not step:

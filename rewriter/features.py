@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
@@ -53,45 +53,60 @@ def feature_reduction(
     axes = tuple(root.params.get("axes", ()))
     if root.primitive.name not in _COMBINE or axes != (len(shape) - 1,):
         return None
-    tables: dict[Any, None] = {}
-    small: dict[Any, None] = {}
-    eqns: dict[int, Any] = {}
+    found = _Reading(shape, made, is_table)
+    if not found.visit(root.invars[0]) or not found.tables:
+        return None
+    eqns = tuple(found.eqns.values())
+    return FeatureReduction(root, tuple(found.tables), tuple(found.small), eqns)
 
-    def take_table(atom: Any) -> bool:
-        if is_table(atom) and atom.aval.shape == shape:
-            tables[atom] = None
-            return True
-        return False
 
-    def visit(atom: Any) -> bool:
-        """Take in a value of the full shape."""
+@dataclass
+class _Reading:
+    """What is read under a reduction of a shape, in the order in which it is met."""
+
+    shape: tuple[int, ...]
+    made: dict[Any, Any]
+    is_table: Callable[[Any], bool]
+    tables: dict[Any, None] = field(default_factory=dict)
+    small: dict[Any, None] = field(default_factory=dict)
+    eqns: dict[int, Any] = field(default_factory=dict)
+
+    def visit(self, atom: Any) -> bool:
+        """Take in a value of the full shape; False if it is none of the kinds."""
         if isinstance(atom, jc.Literal):
             return True
         if atom.aval.shape == ():
-            small[atom] = None
+            self.small[atom] = None
             return True
-        eqn = made.get(atom)
+        eqn = self.made.get(atom)
         if eqn is None:
-            return take_table(atom)
+            return self._table(atom)
+        if id(eqn) in self.eqns:
+            return True
         name = eqn.primitive.name
         if name in ELEMENTWISE or name == "select_n":
-            eqns[id(eqn)] = eqn
-            return all(visit(v) for v in eqn.invars)
+            self.eqns[id(eqn)] = eqn
+            return all(self.visit(v) for v in eqn.invars)
         if name in _SPREADING and _spread_axes(eqn) is not None:
-            eqns[id(eqn)] = eqn
-            source = eqn.invars[0]
-            if not isinstance(source, jc.Literal):
-                if source.aval.size * 4 > atom.aval.size and source.aval.ndim == len(
-                    shape
-                ):
-                    return False
-                small[source] = None
-            return True
-        return take_table(atom)
+            self.eqns[id(eqn)] = eqn
+            return self._spread(eqn.invars[0], atom)
+        return self._table(atom)
 
-    if not visit(root.invars[0]) or not tables:
-        return None
-    return FeatureReduction(root, tuple(tables), tuple(small), tuple(eqns.values()))
+    def _table(self, atom: Any) -> bool:
+        if not self.is_table(atom) or atom.aval.shape != self.shape:
+            return False
+        self.tables[atom] = None
+        return True
+
+    def _spread(self, source: Any, atom: Any) -> bool:
+        """Take in what is broadcast; False if it is as large as a table."""
+        if isinstance(source, jc.Literal):
+            return True
+        large = source.aval.size * 4 > atom.aval.size
+        if large and source.aval.ndim == len(self.shape):
+            return False
+        self.small[source] = None
+        return True
 
 
 def _spread_axes(eqn: Any) -> tuple[int, ...] | None:

@@ -134,6 +134,7 @@ class Loop:
     names: Mapping[Any, str] = field(default_factory=dict)
     counters: tuple[Counter, ...] = ()
     is_marked: bool = False  # emitted with the mark of an emitted loop
+    saved: float = 0.0  # ns a step of carried work that passes have taken out
 
     @property
     def location(self) -> Location:

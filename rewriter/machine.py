@@ -31,6 +31,7 @@ class Machine:
     byte_own: float  # per byte of a row's own matrix, batched
     element: float  # per element of a cheap operation inside a step
     element_batched: float
+    latency: float  # of a cheap operation that the next one waits for
     draw: float  # per element of a draw, in units of `element`
     byte_stored: float  # write and read back what crosses
     cache: int  # bytes a block of rows should stay within
@@ -60,6 +61,7 @@ CPU = Machine(
     byte_own=0.07,
     element=0.25,
     element_batched=0.12,
+    latency=1.5,
     draw=60.0,
     byte_stored=0.06,
     cache=12 << 20,
@@ -88,6 +90,7 @@ GPU = Machine(
     byte_own=0.0006,
     element=0.002,
     element_batched=0.002,
+    latency=20.0,
     draw=10.0,
     byte_stored=0.001,
     cache=64 << 20,

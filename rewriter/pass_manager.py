@@ -29,6 +29,7 @@ from rewriter.pass_base import (
     Phase,
     hooks,
 )
+from rewriter.pricing import saved
 from rewriter.remarks import Location, Remark, failed, missed
 from rewriter.scope import Scope
 from rewriter.shapes import collapsed
@@ -271,7 +272,7 @@ class Rewriter:
         """Change roles until nothing changes, then let a pass emit the loop."""
         late = self.ctx.phase is Phase.LATE
         self.ctx.scope = scope
-        loop = _tidy(loop_of(eqn, scope, late))
+        loop = first = _tidy(loop_of(eqn, scope, late))
         changed = False
         for _ in range(_ROUNDS):
             before = loop
@@ -282,6 +283,8 @@ class Rewriter:
                     changed |= p.worth_emitting
             if loop is before:
                 break
+        if loop is not first:
+            loop = loop.replace(saved=saved(first, loop, self.ctx.model))
         for p in self.emitting_passes:
             emission = self._apply(p, loop)
             if emission is not None:

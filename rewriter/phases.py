@@ -113,12 +113,18 @@ class _Required(Sink):
     """Remembers the loops that were left alone."""
 
     def __init__(self) -> None:
-        self.kept: list[Remark] = []
+        self._last: dict[int, tuple[str, Remark]] = {}
+
+    @property
+    def kept(self) -> list[Remark]:
+        """The reasons of the loops that nothing was done to."""
+        return [r for outcome, r in self._last.values() if outcome == "kept"]
 
     def verdict(self, eqn: Any, outcome: str, remark: Remark) -> None:
-        """Take what became of a loop."""
-        if outcome == "kept":
-            self.kept.append(remark)
+        """Take what became of a loop; a second look may still do better."""
+        key = id(eqn.source_info.traceback)
+        if outcome != "kept" or key not in self._last:
+            self._last[key] = (outcome, remark)
 
 
 def _at_lowering(name: str, closed: Any, platform: str) -> Any:

@@ -17,6 +17,10 @@ from rewriter.partition import Partition, Prices
 from rewriter.recurrence import Reduction
 
 
+# writes and reads of rows: in place, whatever the size of the array
+_MOVES = ("dynamic_", "scatter", "gather", "select_n", "broadcast_in_dim")
+
+
 def forced_in_order(loop: Loop, model: Model, overhead: float) -> dict[int, str]:
     """Equations that stay in the loop, with the reason."""
     found = {}
@@ -194,3 +198,24 @@ def plan_footprint(part: Partition, invariant: frozenset[int]) -> tuple[Footprin
         for x in n.defines
     }
     return total, sum(nbytes(a) for a in ys - streamed)
+
+
+def saved(before: Loop, after: Loop, model: Model) -> float:
+    """Return ns a step of the work on carries that `after` no longer has.
+
+    Each operation waits for the one before it, so the least it takes is its latency.
+    """
+    left = {c.var for c in after.carries} | {c.var for c in after.counters}
+    gone = {c.var for c in before.carries} - left
+    if not gone:
+        return 0.0
+    made = {v for e in after.eqns for v in e.outvars}
+    carried = variant_values(before.eqns, gone) - gone
+    lost = [
+        e
+        for e in before.eqns
+        if any(v in carried and v not in made for v in e.outvars)
+        and not e.primitive.name.startswith(_MOVES)
+    ]
+    latency = model.machine.latency
+    return sum(max(model.loop(e), latency * model.weight(e)) for e in lost)

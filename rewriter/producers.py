@@ -94,8 +94,10 @@ def _sources(eqn: Any, axis: int) -> list[tuple[Any, int | None]] | None:
         shape = v.aval.shape
         if name in ELEMENTWISE or name == "select_n":
             own = axis if len(shape) == len(out) and shape[axis] == out[axis] else None
-            if shape and own is None and not (
-                len(shape) == len(out) and shape[axis] == 1
+            if (
+                shape
+                and own is None
+                and not (len(shape) == len(out) and shape[axis] == 1)
             ):
                 return None
         elif name == "broadcast_in_dim":
