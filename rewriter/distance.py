@@ -4,7 +4,8 @@
 that could have lost digits are found by one comparison per block and recomputed from
 the differences afterwards, tile by tile: every entry is as accurate as the direct
 form's (relative error at most max(2 times the direct form's, 32 roundings)) and zeros,
-NaN and infinities stand where the direct form has them. See ALGORITHMS.md, 4.
+NaN and infinities stand where the direct form has them. Data on a grid (integers, 1/16,
+1/256) are exact either way, so nothing fires. See ALGORITHMS.md, 4.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
+from rewriter.distance_rows import on_grids
 from rewriter.emit import emitted
 
 TAU = 0.2  # a distance below this part of the norms may have cancelled
@@ -36,13 +38,13 @@ class Points:
     norms: Any
 
 
-def _points(rows: Any, centre: Any, guarded: bool) -> Points:
+def _points(rows: Any, centre: Any, guarded: bool, exact: Any) -> Points:
     centred = rows - centre
     norms = jnp.sum(centred * centred, axis=1)
     if not guarded:
         return Points(rows, centred, norms)
     low, high = (2.0**-80, 2.0**100) if rows.dtype.itemsize == 4 else (2e-300, 1e300)
-    inside = (norms > low) & (norms < high)
+    inside = ((norms > low) & (norms < high)) | exact
     return Points(rows, centred, jnp.where(inside, norms, jnp.nan))
 
 
@@ -72,8 +74,12 @@ def pairwise(
     """
     n, m = left.shape[0], right.shape[0]
     b, g = min(ROWS, n), min(COLUMNS, m)
-    centre = _centre(right) if guarded else jnp.zeros((), right.dtype)
-    x, y = _points(left, centre, guarded), _points(right, centre, guarded)
+    exact: Any = jnp.any(on_grids(left) & on_grids(right)) if guarded else True
+    tau = jnp.where(exact, -1.0, TAU).astype(right.dtype)
+    zero = jnp.zeros((), right.dtype)
+    centre = jnp.where(exact, zero, _centre(right)) if guarded else zero
+    x = _points(left, centre, guarded, exact)
+    y = _points(right, centre, guarded, exact)
     doubled = -2 * x.centred
     tiles = -(-m // g)
     first = jnp.minimum(jnp.arange(tiles) * g, m - g)
@@ -93,7 +99,7 @@ def pairwise(
                 tiles, bool
             )
         # negated, so that NaN, infinities and zeros count as bad
-        bad = ~(jnp.min(squared, axis=0) > TAU * (jnp.max(norms) + y.norms))
+        bad = ~(jnp.min(squared, axis=0) >= tau * (jnp.max(norms) + y.norms))
         flags = jnp.any(bad[first[:, None] + jnp.arange(g)], axis=1)
         return epilogue(squared, start, 0, b, m), flags
 

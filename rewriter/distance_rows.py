@@ -26,14 +26,14 @@ GRIDS = (1.0, 16.0, 256.0)  # data that are multiples of 1/g
 
 def prepare(table: Any) -> list[Any]:
     """Return centre, centred rows, their squared norms, and the grids that fit."""
-    fits = _on_grids(table)
+    fits = on_grids(table)
     centre = jnp.mean(jnp.where(jnp.isfinite(table), table, 0), axis=0)
     centre = jnp.where(jnp.isfinite(centre) & ~jnp.any(fits), centre, 0)
     rows = table - centre
     return [centre, rows, jnp.sum(rows * rows, axis=-1), fits]
 
 
-def _on_grids(rows: Any) -> Any:
+def on_grids(rows: Any) -> Any:
     """Return for each grid whether sums of squared differences are exact on it."""
     info = jnp.finfo(rows.dtype)
     limit = 2.0 ** (info.nmant + 1) / (4 * rows.shape[-1])
@@ -83,7 +83,7 @@ class RowsOfDistances:
         doubt |= unsure
 
         def repeated(out: list[Any]) -> list[Any]:
-            exact = jnp.any(fits & _on_grids(rows))
+            exact = jnp.any(fits & on_grids(rows))
             return self._repeated(doubt & ~exact, out, values, jaxpr)
 
         return lax.cond(jnp.any(doubt), repeated, lambda out: out, out)
