@@ -186,14 +186,15 @@ def _product(r: _Reading, atom: Any, labels: tuple[Label, ...]) -> bool:
     if len(r.factors) > MOST:
         return False
     eqn = None if isinstance(atom, jc.Literal) else r.maker(atom)
+    if jc.dtype_of(atom) != jc.dtype_of(r.used[0].outvars[0]):
+        eqn = None  # a product of short floats is rounded to one
     parts = None if eqn is None else _parts(eqn, labels)
     if parts is not None:
         r.used.append(eqn)
         return all(_product(r, v, own) for v, own in parts)
-    if eqn is not None and eqn.primitive.name in ("reduce_sum", "dot_general"):
-        alone = r.readers(atom) == 1
-        if alone and eqn.outvars[0].aval.dtype == r.used[0].outvars[0].aval.dtype:
-            return _sum(r, eqn, labels)
+    summed = eqn is not None and eqn.primitive.name in ("reduce_sum", "dot_general")
+    if summed and r.readers(atom) == 1:
+        return _sum(r, eqn, labels)
     r.factors.append(Factor(atom, labels))
     return True
 
