@@ -14,8 +14,8 @@ near in proportion to their norms that the direct form is as fast. All that foll
 on each distance by itself and has no steps: `argmin` and comparisons keep the direct
 form. Gradients are taken of the direct form.
 
-Numerics: reassociate (guarded: an error of at most twice the direct form's, or 32 roundings);
-under `fast` without the guard.
+Numerics: reassociate (guarded: an error of at most twice the direct form's, or 32
+roundings); under `fast` without the guard.
 
 Before and after (run as a test):
 

@@ -79,6 +79,12 @@ class Dot:
         (lc, rc), (lb, rb) = p["dimension_numbers"]
         left, right = (stacked[v] for v in self.eqn.invars)
         dims = (((0, *_shift(lc)), (0, *_shift(rc))), (_shift(lb), _shift(rb)))
+        leading = tuple(range(len(lc)))
+        if not lb and tuple(lc) == leading and tuple(rc) == leading:
+            # one contracted axis: XLA copies an operand for more than one
+            left = left.reshape(-1, *left.shape[1 + len(lc) :])
+            right = right.reshape(-1, *right.shape[1 + len(rc) :])
+            dims = (((0,), (0,)), ((), ()))
         with jc.at_inner_location(self.eqn):
             out = lax.dot_general(
                 left,
