@@ -217,7 +217,8 @@ class Model:
             return m.element * multiplies
         flops = 2.0 * multiplies
         if min(rows, cols) >= 4:
-            return m.matrix_call + flops * m.flop_matrix
+            rate = m.flop_large if min(rows, cols) >= 64 else m.flop_matrix
+            return m.matrix_call + flops * rate
         matrix = max(nbytes(v) for v in eqn.invars)
         streamed = matrix * m.byte_loop if matrix > 1 << 18 else 0.0
         return m.vector_call + max(flops * m.flop_vector, streamed)

@@ -25,6 +25,7 @@ class Machine:
     draw_call: float  # one RNG draw inside a step
     flop_vector: float  # per flop, matrix-vector inside a step
     flop_matrix: float  # per flop, matrix-matrix inside a step
+    flop_large: float  # the same from 64 rows and columns on
     flop_batch: float  # per flop, rows against one shared matrix
     flop_own: float  # per flop, every row with its own matrices
     byte_loop: float  # per byte of a matrix too big for cache
@@ -55,6 +56,7 @@ CPU = Machine(
     draw_call=200.0,
     flop_vector=0.025,
     flop_matrix=0.03,
+    flop_large=0.013,
     flop_batch=0.011,
     flop_own=0.024,
     byte_loop=0.03,
@@ -84,6 +86,7 @@ GPU = Machine(
     draw_call=5000.0,
     flop_vector=0.001,
     flop_matrix=0.0002,
+    flop_large=0.0001,
     flop_batch=0.00005,
     flop_own=0.0002,
     byte_loop=0.0006,

@@ -3,6 +3,8 @@
 `W @ x` batched over x puts the batch axis last and XLA's CPU backend copies or loses
 its fast path (250 times slower in one common program); `x @ W.T` keeps it first. Which
 values are batched is found by a data-flow analysis, nested bodies included.
+
+On the way maxima and minima, which lose NaN when batched, are made to keep it.
 """
 
 from __future__ import annotations
@@ -39,12 +41,10 @@ def _oriented(eqn: Any, values: list[Any], variant: set[Any]) -> list[Any]:
         if _is(variant, right) and not _is(variant, left):
             with jc.at_inner_location(eqn):
                 return [swapped_dot(values[0], values[1], eqn.params)]
-    elif name in ("reduce_max", "reduce_min"):
+    elif _is_extreme(eqn):
         with jc.at_inner_location(eqn):
-            return [
-                keeping_nan(jc.rebind(eqn, values)[0], values[0], eqn.params["axes"])
-            ]
-    elif name in ("scan", "while", "cond", *jc.JIT_NAMES):
+            return [_extreme_keeping_nan(eqn, values)]
+    elif name in ("scan", "while", "cond", "remat2", "checkpoint", *jc.JIT_NAMES):
         eqn = orient_equation(eqn, [_is(variant, v) for v in eqn.invars])
     return jc.rebind(eqn, values)
 
@@ -58,7 +58,34 @@ def keeping_nan(extreme: Any, values: Any, axes: Sequence[int]) -> Any:
     if not jnp.issubdtype(values.dtype, jnp.floating) or values.size == 0:
         return extreme
     bad = jnp.any(values != values, axis=tuple(axes))
-    return jnp.where(bad, jnp.asarray(jnp.nan, values.dtype), extreme)
+    return lax.select(bad, lax.full_like(extreme, jnp.nan), extreme)
+
+
+def _extreme_keeping_nan(eqn: Any, values: Sequence[Any]) -> Any:
+    out, name, rows = jc.rebind(eqn, values)[0], eqn.primitive.name, values[0]
+    if name not in _WINDOWS:
+        axes = eqn.params["dimensions" if name == "reduce" else "axes"]
+        return keeping_nan(out, rows, axes)
+    sign = _WINDOWS[name]
+    marks = jnp.where(rows != rows, jnp.asarray(sign, rows.dtype), 0)
+    bad = jc.rebind(eqn, [marks.astype(rows.dtype)])[0] == sign
+    return lax.select(bad, lax.full_like(out, jnp.nan), out)
+
+
+_WINDOWS = {"reduce_window_max": 1, "reduce_window_min": -1}
+
+
+def _is_extreme(eqn: Any) -> bool:
+    """Whether an equation takes maxima or minima of floats."""
+    name = eqn.primitive.name
+    if name == "reduce":  # by a function that JAX did not recognise
+        body = jc.open_jaxpr(eqn.params["jaxpr"])
+        names = [e.primitive.name for e in body.eqns]
+        if len(eqn.invars) != 2 or names not in (["max"], ["min"]):
+            return False
+    elif name not in ("reduce_max", "reduce_min", *_WINDOWS):
+        return False
+    return bool(jnp.issubdtype(eqn.invars[0].aval.dtype, jnp.floating))
 
 
 def swapped_dot(left: Any, right: Any, params: Mapping[str, Any]) -> Any:
@@ -88,8 +115,8 @@ def swapped_dot(left: Any, right: Any, params: Mapping[str, Any]) -> Any:
 
 
 def orient_equation(eqn: Any, batched: Sequence[bool]) -> Any:
-    """Orient the dots inside a control-flow equation, given its batched operands."""
-    if not any(_has_dot(j) for j in jc.sub_jaxprs(eqn)):
+    """Orient what is inside a control-flow equation, given its batched operands."""
+    if not any(_has_work(j) for j in jc.sub_jaxprs(eqn)):
         return eqn
     name = eqn.primitive.name
     if name == "scan":
@@ -99,25 +126,38 @@ def orient_equation(eqn: Any, batched: Sequence[bool]) -> Any:
         )
         return jc.replace_params(eqn, jaxpr=_orient_closed(p.body, flags))
     if name == "while":
-        n_cond, n_body = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
-        body = eqn.params["body_jaxpr"]
-        carry = len(batched) - n_cond - n_body
-        flags = carry_fixpoint(
-            jc.open_jaxpr(body), list(batched)[n_cond:], n_body, carry
-        )
-        return jc.replace_params(eqn, body_jaxpr=_orient_closed(body, flags))
+        return _orient_while(eqn, list(batched))
     if name == "cond":
         branches = tuple(_orient_closed(b, batched[1:]) for b in eqn.params["branches"])
         return jc.replace_params(eqn, branches=branches)
     key = "jaxpr" if "jaxpr" in eqn.params else "call_jaxpr"
-    if not jc.is_closed(eqn.params[key]):
-        return eqn
-    return jc.replace_params(eqn, **{key: _orient_closed(eqn.params[key], batched)})
+    inner = eqn.params[key]
+    if jc.is_closed(inner):
+        return jc.replace_params(eqn, **{key: _orient_closed(inner, batched)})
+    new = _orient_closed(jc.close_jaxpr(inner), batched)
+    return eqn if new.consts else jc.replace_params(eqn, **{key: jc.open_jaxpr(new)})
 
 
-def _has_dot(closed: Any) -> bool:
+def _orient_while(eqn: Any, batched: list[bool]) -> Any:
+    p = eqn.params
+    n_cond, n_body = p["cond_nconsts"], p["body_nconsts"]
+    carry = len(batched) - n_cond - n_body
+    body = jc.open_jaxpr(p["body_jaxpr"])
+    flags = carry_fixpoint(body, batched[n_cond:], n_body, carry)
+    return jc.replace_params(
+        eqn,
+        body_jaxpr=_orient_closed(p["body_jaxpr"], flags),
+        cond_jaxpr=_orient_closed(
+            p["cond_jaxpr"], [*batched[:n_cond], *flags[n_body:]]
+        ),
+    )
+
+
+def _has_work(closed: Any) -> bool:
     return any(
-        e.primitive.name == "dot_general" or any(_has_dot(j) for j in jc.sub_jaxprs(e))
+        e.primitive.name == "dot_general"
+        or _is_extreme(e)
+        or any(_has_work(j) for j in jc.sub_jaxprs(e))
         for e in jc.open_jaxpr(closed).eqns
     )
 
@@ -141,10 +181,14 @@ def _orient_closed(closed: Any, batched: Sequence[bool]) -> Any:
 
 
 def _has_swap(jaxpr: Any, variant: set[Any]) -> bool:
+    """Whether something in a body is to be changed."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
             if _is(variant, eqn.invars[1]) and not _is(variant, eqn.invars[0]):
                 return True
-        elif any(_has_dot(j) for j in jc.sub_jaxprs(eqn)):
+        elif _is_extreme(eqn):
+            if _is(variant, eqn.invars[0]):
+                return True
+        elif any(_has_work(j) for j in jc.sub_jaxprs(eqn)):
             return True
     return False

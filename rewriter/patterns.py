@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from rewriter import jax_compat as jc
-from rewriter.graph import variant_values
+from rewriter.graph import Loop, substitute, variant_values
 
 _COMMUTATIVE = frozenset({"add", "mul", "max", "min", "add_any", "and", "or", "eq"})
 Bound = dict[str, Any]  # "x": an atom; "axes of x": where it lies in the whole
@@ -149,6 +149,41 @@ def _source_axes(eqn: Any, axes: Axes) -> Axes:
         )
     wide = iter([k for k, n in zip(axes, whole, strict=True) if n != 1])
     return tuple(None if n == 1 else next(wide) for n in shape)
+
+
+def merged(loop: Loop) -> Loop:
+    """Return the loop with what several equations compute in the same way done once."""
+    first: dict[Any, Any] = {}
+    mapping: dict[Any, Any] = {}
+    kept: list[Any] = []
+    for eqn in loop.eqns:
+        key = _meaning(eqn, mapping)
+        known = None if key is None else first.setdefault(key, eqn)
+        if known is None or known is eqn:
+            kept.append(eqn)
+        else:
+            mapping.update(zip(eqn.outvars, known.outvars, strict=True))
+    return substitute(loop.replace(eqns=tuple(kept)), mapping) if mapping else loop
+
+
+def _meaning(eqn: Any, mapping: Mapping[Any, Any]) -> Any:
+    """Return what an equation computes, to be compared; None if it stays as it is."""
+    if eqn.effects or any(isinstance(v, jc.DropVar) for v in eqn.outvars):
+        return None
+    if next(iter(jc.sub_jaxprs(eqn)), None) is not None:
+        return None
+    operands = tuple(
+        (np.asarray(v.val).tobytes(), str(v.aval))
+        if isinstance(v, jc.Literal)
+        else mapping.get(v, v)
+        for v in eqn.invars
+    )
+    key = (eqn.primitive, eqn.ctx, operands, tuple(sorted(eqn.params.items())))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return key
 
 
 def literal(atom: Any) -> float | None:
