@@ -47,8 +47,8 @@ from rewriter.graph import (
     replace_final,
     variant_values,
 )
-from rewriter.pass_base import Context, LoopPass, Plan
-from rewriter.patterns import Body, is_private
+from rewriter.pass_base import Context, LoopPass, Phase, Plan
+from rewriter.patterns import Body, is_private, merged
 from rewriter.remarks import Remark, missed, passed
 
 _SENSE = {"gt": ("max", False), "ge": ("max", True)}
@@ -98,13 +98,14 @@ class BestSoFar(LoopPass):
         """Find best values whose candidates no carry feeds."""
         if not isinstance(loop.length, int) or loop.length < 2 or len(loop.carries) < 2:
             return self.NONE.at(loop.location)
+        loop = merged(loop)
         body = Body(loop.eqns)
         groups: list[Best] = []
         declined = self.NONE.at(loop.location)
         for carry in loop.carries:
             found = _best(loop, carry, body)
-            if found is None:
-                continue
+            if found is None or (found.spoils and ctx.phase is Phase.EARLY):
+                continue  # early, the derivative of a maximum would be another
             name = loop.name(carry.var)
             mine = {found.carry.var, *(c.var for c, _ in found.companions)}
             rows = [found.value, *(v for _, v in found.companions)]

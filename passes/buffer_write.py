@@ -171,9 +171,13 @@ def _is_buffer(loop: Loop, carry: Carry) -> bool:
     if maker is None:
         return False
     eqn = loop.eqns[maker]
-    return eqn.invars[0] is carry.var and (
-        eqn.primitive.name == "dynamic_update_slice"
-        or eqn.primitive.name.startswith("scatter")
+    return (
+        bool(eqn.invars)
+        and eqn.invars[0] is carry.var
+        and (
+            eqn.primitive.name == "dynamic_update_slice"
+            or eqn.primitive.name.startswith("scatter")
+        )
     )
 
 

@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
 from rewriter.cost import elements
-from rewriter.graph import Loop, substitute, variant_values
+from rewriter.graph import Loop, reads, substitute, variant_values
 from rewriter.network import Network, network
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.remarks import Remark, missed, passed
@@ -135,12 +135,15 @@ class DotRecognition(LoopPass):
             return None
         if out.aval.dtype != net.root.outvars[0].aval.dtype:
             return None
-        return (eqns, out) if self._pays(net, eqns, variant, carried, ctx) else None
+        return (
+            (eqns, out) if self._pays(net, eqns, loop, variant, carried, ctx) else None
+        )
 
     def _pays(
         self,
         net: Network,
         eqns: Sequence[Any],
+        loop: Loop,
         variant: set[Any],
         carried: set[Any],
         ctx: Context,
@@ -153,10 +156,11 @@ class DotRecognition(LoopPass):
                 model.loop(e) for e in some if any(v in changing for v in e.outvars)
             )
 
-        before, now = loop_ns(net.used, variant), loop_ns(eqns, after)
+        gone = _vanishing(net.used, loop)
+        before, now = loop_ns(gone, variant), loop_ns(eqns, after)
         if any(v in carried for e in net.used for v in e.outvars):
             return before > self.min_gain * now
-        batched = sum(model.batch(e, variant) for e in net.used)
+        batched = sum(model.batch(e, variant) for e in gone)
         rows = sum(model.batch(e, after) for e in eqns)
         return min(before, batched) > self.min_gain * min(now, rows)
 
@@ -168,3 +172,21 @@ class DotRecognition(LoopPass):
         mapping = {net.root.outvars[0]: out for net, _, out in plan.found}
         eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
         return substitute(loop.replace(eqns=eqns), mapping)
+
+
+def _vanishing(used: Sequence[Any], loop: Loop) -> list[Any]:
+    """Return the equations of a network that nobody else needs."""
+    mine = {id(e) for e in used}
+    root = used[0]
+    wanted = {v for e in loop.eqns if id(e) not in mine for v in reads(e)}
+    wanted |= {a for _, a in loop.ys if not isinstance(a, jc.Literal)}
+    wanted |= {c.out for c in loop.carries if not isinstance(c.out, jc.Literal)}
+    wanted -= set(root.outvars)
+    gone = []
+    order = {id(e): i for i, e in enumerate(loop.eqns)}
+    for eqn in sorted(used, key=lambda e: -order[id(e)]):
+        if any(v in wanted for v in eqn.outvars):
+            wanted.update(reads(eqn))
+        else:
+            gone.append(eqn)
+    return gone

@@ -41,7 +41,7 @@ from rewriter import jax_compat as jc
 from rewriter.graph import Carry, Loop, substitute
 from rewriter.legality import dear, unbatchable
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
-from rewriter.patterns import Body
+from rewriter.patterns import Body, merged
 from rewriter.remarks import Remark, missed, passed
 
 
@@ -103,6 +103,7 @@ class MaskedAccumulation(LoopPass):
 
     def match(self, loop: Loop, ctx: Context) -> Masked | Remark:
         """Find guarded updates of carries."""
+        loop = merged(loop)
         body = Body(loop.eqns)
         every = [_guarded(loop, carry, body) for carry in loop.carries]
         found = [one for one in every if one is not None]

@@ -51,6 +51,7 @@ from rewriter.patterns import (
     depends_on,
     initial_literal,
     is_private,
+    merged,
 )
 from rewriter.remarks import Remark, missed, passed
 
@@ -95,6 +96,7 @@ class RunningMoments(LoopPass):
         """Find running means and their sums of squares."""
         if not isinstance(loop.length, int) or not 2 <= loop.length < _MOST:
             return self.NONE.at(loop.location)
+        loop = merged(loop)
         body = Body(loop.eqns)
         groups = []
         for carry in loop.carries:

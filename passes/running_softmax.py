@@ -51,7 +51,7 @@ from rewriter.cost import nbytes
 from rewriter.graph import Carry, Loop, Outputs, fresh_key, replace_final
 from rewriter.orient import keeping_nan
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
-from rewriter.patterns import Bind, Body, Bound, Op, depends_on, is_private
+from rewriter.patterns import Bind, Body, Bound, Op, depends_on, is_private, merged
 from rewriter.remarks import Remark, missed, passed
 
 _DELTA = Op("sub", Bind("c"), Bind("r"))
@@ -103,6 +103,7 @@ class RunningSoftmax(LoopPass):
         """Find running maxima with sums, and carried logarithms of sums."""
         if not isinstance(loop.length, int) or loop.length < 2:
             return self.NONE.at(loop.location)
+        loop = merged(loop)
         body, groups = Body(loop.eqns), []
         for carry in loop.carries:
             found = _group(loop, carry, body) or _logarithm(loop, carry, body)

@@ -85,15 +85,25 @@ class Dot:
             left = left.reshape(-1, *left.shape[1 + len(lc) :])
             right = right.reshape(-1, *right.shape[1 + len(rc) :])
             dims = (((0,), (0,)), ((), ()))
+        order = self.transpose
+        free = left.ndim - len(dims[0][0])
+        rank = len(self.eqn.outvars[0].aval.shape)
+        precision = p["precision"]
+        if not lb and order == (*range(free, rank), *range(free)):
+            # the sides change places: XLA would copy for the transpose
+            left, right, order = right, left, None
+            dims = ((dims[0][1], dims[0][0]), ((), ()))
+            if isinstance(precision, tuple):
+                precision = precision[::-1]
         with jc.at_inner_location(self.eqn):
             out = lax.dot_general(
                 left,
                 right,
                 dims,
-                precision=p["precision"],
+                precision=precision,
                 preferred_element_type=p["preferred_element_type"],
             )
-            return out if self.transpose is None else lax.transpose(out, self.transpose)
+            return out if order is None else lax.transpose(out, order)
 
 
 def _shift(dims: Sequence[int]) -> tuple[int, ...]:

@@ -174,7 +174,12 @@ class Model:
             size = elements(eqn.invars[0])
         if name in DRAWS:
             return (m.draw_call if size > 4 else 20.0) + m.draw * m.element * size
-        return self.weight(eqn) * m.element * size
+        return self.weight(eqn) * self._rate(eqn, size) * size
+
+    def _rate(self, eqn: Any, size: int) -> float:
+        """Return ns per element of elementwise work in a step."""
+        long = size >= self.machine.short_row // 2 and self.weight(eqn) <= 2
+        return self.machine.element_long if long else self.machine.element
 
     def is_paying(self, eqn: Any) -> bool:
         """Whether an equation is a kind that gains by being batched beside a loop.
@@ -247,6 +252,8 @@ class Model:
             return self._batched_body(inner[0], flags)
         if name in DRAWS:
             size = sum(elements(v) for v in eqn.outvars)
+            if size > 64:  # long draws keep the vector units busy by themselves
+                return m.draw_call + 0.9 * m.draw * m.element * size
             return 0.4 * m.draw * m.element_batched * size + m.row_call
         if name in _INDEXED:  # a slice in the loop, a gather of elements batched
             size = sum(elements(v) for v in eqn.outvars)
@@ -266,10 +273,11 @@ class Model:
         reduces = eqn.primitive.name.startswith("reduce_")
         size = elements(source) if reduces else sum(elements(v) for v in eqn.outvars)
         short = min(size, m.short_row)
-        cost = self.loop(eqn) / (m.element * max(1, size))
+        rate = self._rate(eqn, size)
+        cost = self.loop(eqn) / (rate * max(1, size))
         if reduces and _over_tiny_axis(source.aval.shape, eqn.params["axes"]):
             cost *= m.tiny_axis
-        return cost * (short * m.element_batched + (size - short) * m.element)
+        return cost * (short * min(rate, m.element_batched) + (size - short) * rate)
 
     def contraction(self, eqn: Any) -> float:
         """Return ns per step of a dot that is summed over all steps at once."""

@@ -572,13 +572,8 @@ def is_chunked_map(eqn: Any) -> bool:
 # ---------------------------------------------------------------- a primitive
 
 
-def call_primitive(
-    name: str, batched: Callable[[Sequence[Any], Sequence[Any], Any, Any], Any]
-) -> Any:
-    """Return a primitive that runs its `jaxpr`, and `form` when it is batched.
-
-    `batched(values, dims, jaxpr, form)` returns outputs and their batch dimensions.
-    """
+def call_primitive(name: str, batched: Callable[..., Any]) -> Any:
+    """Return a primitive that runs its `jaxpr`, and `batched` when it is batched."""
     call_p = core.Primitive(name)
     call_p.multiple_results = True
 
@@ -586,12 +581,20 @@ def call_primitive(
         del form
         return evaluate(jaxpr, *args)
 
+    def avals(*_: Any, jaxpr: Any, form: Any) -> list[Any]:
+        return [v.aval for v in open_jaxpr(jaxpr).outvars]
+
     call_p.def_impl(run)
-    call_p.def_abstract_eval(
-        lambda *_, jaxpr, form: [v.aval for v in open_jaxpr(jaxpr).outvars]
-    )
+    call_p.def_abstract_eval(avals)
     mlir.register_lowering(call_p, mlir.lower_fun(run, multiple_results=True))
-    batching.primitive_batchers[call_p] = lambda values, dims, jaxpr, form: batched(
-        values, dims, jaxpr, form
-    )
+    batching.primitive_batchers[call_p] = batched
     return call_p
+
+
+def is_foreign(primitive: Any) -> bool:
+    """Whether another library defines a primitive: it may do anything."""
+    impl = primitive.impl
+    while isinstance(impl, functools.partial):
+        impl = impl.func
+    module = getattr(impl, "__module__", None) or "jax"
+    return module.partition(".")[0] not in ("jax", "rewriter")

@@ -70,6 +70,8 @@ def dear(eqn: Any, model: Model, overhead: float) -> str | None:
         branches = [jc.open_jaxpr(b) for b in eqn.params["branches"]]
         for branch in branches:
             for e in branch.eqns:
+                if is_foreign(e):
+                    return "a branch holds an operation of another library"
                 if contains(e, "while"):
                     return "a branch holds a while loop, and batching runs all branches"
         together = model.control(eqn, [True] * len(eqn.invars))
@@ -93,4 +95,14 @@ def contains(eqn: Any, primitive: str) -> bool:
         contains(e, primitive)
         for j in jc.sub_jaxprs(eqn)
         for e in jc.open_jaxpr(j).eqns
+    )
+
+
+def is_foreign(eqn: Any) -> bool:
+    """Whether an equation is or holds a primitive of another library.
+
+    Such a one is run only where the program runs it: it may raise.
+    """
+    return jc.is_foreign(eqn.primitive) or any(
+        is_foreign(e) for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns
     )

@@ -31,6 +31,7 @@ class Machine:
     byte_loop: float  # per byte of a matrix too big for cache
     byte_own: float  # per byte of a row's own matrix, batched
     element: float  # per element of a cheap operation inside a step
+    element_long: float  # the same in rows that fill vector units by themselves
     element_batched: float
     latency: float  # of a cheap operation that the next one waits for
     draw: float  # per element of a draw, in units of `element`
@@ -62,6 +63,7 @@ CPU = Machine(
     byte_loop=0.03,
     byte_own=0.07,
     element=0.25,
+    element_long=0.12,
     element_batched=0.12,
     latency=1.5,
     draw=60.0,
@@ -92,6 +94,7 @@ GPU = Machine(
     byte_loop=0.0006,
     byte_own=0.0006,
     element=0.002,
+    element_long=0.002,
     element_batched=0.002,
     latency=20.0,
     draw=10.0,

@@ -92,6 +92,8 @@ def prices(
                 batch_ns.append(model.contraction(node.eqn))
             elif id(node.eqn) in replaced:
                 batch_ns.append(0.0)
+            elif node.eqn.primitive.name in ("slice", "squeeze", "reshape"):
+                batch_ns.append(0.0)  # a part of rows that are stored anyway
             elif dep.sequential and not model.is_paying(node.eqn):
                 batch_ns.append(cost)
             else:

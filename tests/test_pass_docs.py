@@ -134,13 +134,6 @@ def _dear(x):
     return lax.map(one, x)
 
 
-def _inverses(x):
-    def one(r):
-        return jnp.sum(jnp.tanh(jnp.tanh(jnp.outer(r, r)) @ W), 0)
-
-    return lax.map(one, x)
-
-
 def _cheap(x):
     return lax.map(lambda r: r + 1.0, x)
 
@@ -180,7 +173,7 @@ PROGRAMS = {
     "sections": (_recurrence, W, LONG, {"memory_budget": 100_000}),
     "opaque": (lambda x: lax.scan(lambda c, r: (jnp.sin(c + r),) * 2, x[0], x), X),
     "in_order": (_dear, X),
-    "no_room": (_inverses, X, {"memory_budget": 10_000}),
+    "no_room": (_rows, W, X, {"memory_budget": 100}),
     "cheap": (_cheap, X[:, :1]),
 }
 
@@ -203,6 +196,85 @@ PROGRAMS |= {
         lambda x: lax.map(lambda p: jnp.abs(x - p).sum(1), x[:9]),
         random(300, 70),
     ),
+}
+
+
+# ------------------------------------------------------------ accumulations
+
+
+def _folded(step, *start):
+    return lambda x: lax.scan(lambda c, r: (step(c, r), None), start, x)[0]
+
+
+def _masked(c, r):
+    return (jnp.where(r[0] > 0, c[0] + jnp.tanh(W @ r), c[0]),)
+
+
+def _counted(c, r):
+    return (lax.cond(r[0] > 0, lambda n: n + 1, lambda n: n, c[0]),)
+
+
+def _best(c, r):
+    p = r[0] > c[0]
+    return jnp.where(p, r[0], c[0]), jnp.where(p, r, c[1])
+
+
+def _best_state(c, r):
+    s = jnp.tanh(c[2] + r)
+    p = s[0] > c[0]
+    return jnp.where(p, s[0], c[0]), jnp.where(p, s, c[1]), s
+
+
+def _welford(c, r):
+    n, row = c[0] + 1, jnp.tanh(r)
+    return n, c[1] + (row - c[1]) / n
+
+
+def _softmax(c, r):
+    row = jnp.tanh(r)
+    m = jnp.maximum(c[0], row)
+    return m, c[1] * jnp.exp(c[0] - m) + jnp.exp(row - m)
+
+
+ZEROS, TIGHT = jnp.zeros(64), {"memory_budget": 5_000}
+PROGRAMS |= {
+    "masked": (_folded(_masked, ZEROS), X),
+    "counted_rows": (_folded(_counted, 0), X),
+    "best": (_folded(_best, -jnp.inf, ZEROS), X),
+    "best_state": (_folded(_best_state, -jnp.inf, ZEROS, ZEROS), X),
+    "best_no_room": (_folded(_best, -jnp.inf, ZEROS), X, TIGHT),
+    "welford": (_folded(_welford, 0.0, ZEROS), X),
+    "welford_no_room": (_folded(_welford, 0.0, ZEROS), X, TIGHT),
+    "softmax": (_folded(_softmax, ZEROS, ZEROS), X),
+    "softmax_no_room": (_folded(_softmax, ZEROS, ZEROS), X, TIGHT),
+}
+
+
+# ------------------------------------------------------------ loops that stay, nests
+
+
+def _horner(p, x):
+    return lax.scan(lambda y, c: (y * x + c, None), jnp.zeros_like(x), p)[0]
+
+
+def _large_rows(u, a):
+    step = lambda h, r: (jnp.sin(r * h), h.sum())  # noqa: E731
+    return lax.scan(step, jnp.ones_like(a), jnp.exp(u[:, :, None] * a))[1]
+
+
+def _pairs(x, stop=lambda i: i):
+    def row(i, e):
+        near = lambda j, e: e + 1 / (1 + jnp.sum((x[i] - x[j]) ** 2))  # noqa: E731
+        return lax.fori_loop(0, stop(i), near, e)
+
+    return lax.fori_loop(0, len(x), row, 0.0)
+
+
+PROGRAMS |= {
+    "horner": (_horner, random(64), random(5000)),
+    "large_rows": (_large_rows, random(1000, 200), random(200, 16)),
+    "pairs": (_pairs, random(60, 3)),
+    "sparse_pairs": (lambda x: _pairs(x, lambda i: i * (i > 50)), random(60, 3)),
 }
 
 
