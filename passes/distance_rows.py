@@ -1,7 +1,7 @@
 """Distance rows: nearest neighbours, counts within a radius, and sums over distances.
 
-What it does: a step that sums the squared differences between its row and every row of a
-constant table and then decides on them (`argmin`, `top_k`, `< r`) or reduces them
+What it does: a step that sums the squared differences between its row and every row of
+a constant table and then decides on them (`argmin`, `top_k`, `< r`) or reduces them
 (`min`, `sum`, a product with weights) becomes one call with a batched form: a matrix
 product for many rows, the rest of the step on the products while they are in cache.
 
@@ -11,8 +11,8 @@ shape (n, m, d) and no more than a block of (n, m) exists.
 Legality: the result is smaller than the distances; nothing that follows depends on a
 carry; every operation that could tip (`argmin`, `argmax`, `top_k`, comparisons) follows
 monotone elementwise work, so that bounds can be carried to it. Rows whose decision lies
-within the error bounds run the original step: its answers, ties included. Data on a grid
-(integers, 1/16, 1/256) is exact. At least 8 features.
+within the error bounds run the original step: its answers, ties included. Data on a
+grid (integers, 1/16, 1/256) is exact. At least 8 features.
 
 Numerics: reassociate (guarded); under `fast` without the guard.
 

@@ -111,7 +111,7 @@ class DotRecognition(LoopPass):
         carried: set[Any],
         ctx: Context,
     ) -> tuple[list[Any], Any] | None:
-        """Return the equations of a contraction if they are cheaper, and their value."""
+        """Return a contraction's equations if they are cheaper, and their value."""
         plain = net.root.primitive.name == "reduce_sum"
         if len(net.factors) < 2 or (not plain and len(net.factors) < 3):
             return None

@@ -4,8 +4,8 @@ What it does: a step that reduces the short last axis of elementwise work on a c
 table and a row (L1, Chebyshev, Canberra and Euclidean distances, or any function of the
 user's) reads the columns of the table, transposed once, and combines them one by one.
 
-Why it pays: XLA's CPU backend runs a reduction over a last axis of 3 or 40 elements as a
-scalar loop per row; column by column it is vector code.
+Why it pays: XLA's CPU backend runs a reduction over a last axis of 3 or 40 elements as
+a scalar loop per row; column by column it is vector code.
 
 Legality: the table does not change; everything between is elementwise. Where the result
 is only reduced again, XLA would fuse all into one scalar loop, so then only up to 8

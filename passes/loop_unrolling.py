@@ -1,14 +1,14 @@
 """Loop unrolling: several steps of cheap work on a long carry in one pass over it.
 
-What it does: a recurrence that stays, whose step is a little cheap elementwise work on a
-long carried array, runs four steps at a time.
+What it does: a recurrence that stays, whose step is a little cheap elementwise work on
+a long carried array, runs four steps at a time.
 
 Why it pays: each step reads and writes the whole carry; XLA fuses the unrolled steps,
 so it is read and written once for four of them.
 
 Legality: always; the order of operations stays. Profitable only where every carry is
-read once per step (else XLA computes shared values again and again), nothing is stacked,
-and what a step reads beside the carry is small or the same at every step.
+read once per step (else XLA computes shared values again and again), nothing is
+stacked, and what a step reads beside the carry is small or the same at every step.
 
 Numerics: strict.
 

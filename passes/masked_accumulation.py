@@ -155,8 +155,11 @@ def _guarded(loop: Loop, carry: Carry, body: Body) -> Guarded | None:
     if_true = body.plain(low) is var
     if if_true == (body.plain(high) is var) or _is_read(loop, var):
         return None
-    step = _maker(body, high if if_true else low)
+    new = body.plain(high if if_true else low)
+    step = _maker(body, new)
     if step is None or {id(e) for e in body.readers(var)} != {id(eqn), id(step)}:
+        return None
+    if len(body.readers(new)) != 1 or _is_read(loop, new):
         return None
     shape, mine = var.aval.shape, [body.plain(v) is var for v in step.invars]
     if sum(mine) != 1 or any(v.aval.shape not in ((), shape) for v in step.invars):
@@ -176,7 +179,7 @@ def _maker(body: Body, atom: Any) -> Any:
 
 
 def _is_read(loop: Loop, var: Any) -> bool:
-    """Whether a carry is itself an output, or what another carry becomes."""
+    """Whether a value is itself an output, or what a carry becomes."""
     ends = [*(c.out for c in loop.carries), *(a for _, a in loop.ys)]
     return any(a is var for a in ends)
 
@@ -188,6 +191,7 @@ def _identity(name: str, dtype: Any) -> Any:
     if jnp.issubdtype(dtype, jnp.integer):
         info = jnp.iinfo(dtype)
         extremes = {"max": info.min, "min": info.max}
+        extremes["and"] = -1 if info.min < 0 else info.max
         none = dict.fromkeys(("add", "add_any", "sub", "or", "xor"), 0)
         return {**none, **extremes, "mul": 1}.get(name)
     if jnp.issubdtype(dtype, jnp.complexfloating):

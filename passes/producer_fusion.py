@@ -8,8 +8,8 @@ cheaper than storing it.
 Why it pays: the array is never stored; on a CPU, writing fresh memory costs more than
 computing it again in cache.
 
-Legality: the loop is the only reader, and every row depends on rows of the leaves (or on
-all of an array without rows). Only above 4 MB, and only where the leaves together are
+Legality: the loop is the only reader, and every row depends on rows of the leaves (or
+on all of an array without rows). Only above 4 MB, and only where the leaves together are
 less than half as large; not for dear functions, which all cores compute at once.
 
 Numerics: strict.
@@ -21,7 +21,7 @@ Before and after (run as a test):
 >>> def scan_of_products(u, A):
 ...     table = jnp.exp(u[:, :, None] * A)
 ...     def step(h, row):
-...         h = jnp.sin(row * h)
+...         h = row * h + 1
 ...         return h, h.sum()
 ...     return jax.lax.scan(step, jnp.ones_like(A), table)[1]
 >>> report = explain(scan_of_products)(jnp.ones((1000, 200)), jnp.ones((200, 16)))

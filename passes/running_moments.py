@@ -51,6 +51,7 @@ from rewriter.patterns import (
     depends_on,
     initial_literal,
     is_private,
+    literal,
     merged,
 )
 from rewriter.remarks import Remark, missed, passed
@@ -176,10 +177,13 @@ def _count(loop: Loop, body: Body, n: Any) -> tuple[float | None, Carry | None]:
         if eqn is not None and eqn.primitive.name == "convert_element_type":
             n = body.plain(eqn.invars[0])
             continue
-        step = body.match(Op("add", Bind("c"), 1.0), n, {})
-        if step is None:
+        step = body.match(Op("add", Bind("c"), Bind("k")), n, {})
+        pair = [] if step is None else [body.plain(step[name]) for name in "ck"]
+        rest = [v for v in pair if literal(v) is None]
+        numbers = [literal(v) or 0.0 for v in pair if literal(v) is not None]
+        if len(rest) != 1 or sum(numbers) % 1:
             return None, None
-        n, extra = body.plain(step["c"]), extra + 1.0
+        n, extra = rest[0], extra + sum(numbers)
     value = None if isinstance(n, jc.Literal) else known[n]
     if not isinstance(value, Affine) or value.base.ndim:
         return None, None
@@ -230,7 +234,7 @@ def _two_pass(loop: Loop, group: Moments) -> Loop:
         if start > length:
             return before + (found - before) * (length / (start + length)) + none
         moved = (before - found) * (start / (start + length)) if start else none
-        return found + jnp.where(jnp.isfinite(found), moved, none)
+        return found + jnp.where(jnp.isfinite(found), moved, 0) + none
 
     def squares(out: Outputs, carry: Carry) -> Any:
         off, _, more = about(out)

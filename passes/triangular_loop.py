@@ -1,7 +1,8 @@
 """Triangular nests: an inner loop up to the outer counter becomes a masked rectangle.
 
-What it does: `fori_loop(0, i, ...)` inside a loop over `i`, whose carries only accumulate,
-runs to the largest bound of all outer steps, with what lies beyond its own bound masked.
+What it does: `fori_loop(0, i, ...)` inside a loop over `i`, whose carries only
+accumulate, runs to the largest bound of all outer steps, with what lies beyond its own
+bound masked.
 
 Why it pays: the inner loop has a fixed trip count, so it is batched like any other; its
 loop ran one pair at a time.
@@ -26,7 +27,8 @@ Before and after (run as a test):
 >>> "while" in report.before.outline(), "while" in report.after.outline()
 (True, False)
 
-References: Wolfe, *High Performance Compilers for Parallel Computing*, triangular loops.
+References: Wolfe, *High Performance Compilers for Parallel Computing*, on triangular
+loops.
 """
 
 from __future__ import annotations

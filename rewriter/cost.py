@@ -252,7 +252,8 @@ class Model:
             return self._batched_body(inner[0], flags)
         if name in DRAWS:
             size = sum(elements(v) for v in eqn.outvars)
-            if size > 64:  # long draws keep the vector units busy by themselves
+            if elements(eqn.invars[0]) >= 16 and name.startswith("random_"):
+                # many keys at once keep the vector units busy by themselves
                 return m.draw_call + 0.9 * m.draw * m.element * size
             return 0.4 * m.draw * m.element_batched * size + m.row_call
         if name in _INDEXED:  # a slice in the loop, a gather of elements batched

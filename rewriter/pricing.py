@@ -16,7 +16,6 @@ from rewriter.memory import Footprint, footprint, is_materialised
 from rewriter.partition import Partition, Prices
 from rewriter.recurrence import Reduction
 
-
 # writes and reads of rows: in place, whatever the size of the array
 _MOVES = ("dynamic_", "scatter", "gather", "select_n", "broadcast_in_dim")
 

@@ -70,9 +70,7 @@ def producer(
                 return True
         if top or var not in available:
             return False
-        if leaves.setdefault(var, axis) != axis:
-            return False
-        return True
+        return leaves.setdefault(var, axis) == axis
 
     if not visit(out, 0, True):
         return None

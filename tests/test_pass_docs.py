@@ -258,8 +258,8 @@ def _horner(p, x):
 
 
 def _large_rows(u, a):
-    step = lambda h, r: (jnp.sin(r * h), h.sum())  # noqa: E731
-    return lax.scan(step, jnp.ones_like(a), jnp.exp(u[:, :, None] * a))[1]
+    step = lambda h, r: (r * h + 1, h.sum())  # noqa: E731
+    return lax.scan(step, jnp.ones_like(a), u[:, :, None] * a)[1]
 
 
 def _pairs(x, stop=lambda i: i):
