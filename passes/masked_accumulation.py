@@ -220,9 +220,10 @@ def _unfolded(eqn: Any, made: Any) -> tuple[list[Any], list[Any]]:
     branches = eqn.params["branches"]
     index = eqn.invars[0]
     maker = None if isinstance(index, jc.Literal) else made.get(index)
-    converted = maker is not None and maker.primitive.name == "convert_element_type"
-    if converted and len(branches) == 2 and maker.invars[0].aval.dtype == jnp.bool_:
-        index = maker.invars[0]  # the predicate that made it
+    if maker is not None and maker.primitive.name == "convert_element_type":
+        predicate = maker.invars[0]
+        if len(branches) == 2 and predicate.aval.dtype == jnp.bool_:
+            index = predicate
     operands = [index, *eqn.invars[1:]]
     atoms = [v for v in operands if not isinstance(v, jc.Literal)]
 

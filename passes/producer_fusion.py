@@ -9,8 +9,8 @@ Why it pays: the array is never stored; on a CPU, writing fresh memory costs mor
 computing it again in cache.
 
 Legality: the loop is the only reader, and every row depends on rows of the leaves (or
-on all of an array without rows). Only above 4 MB, and only where the leaves together are
-less than half as large; not for dear functions, which all cores compute at once.
+on all of an array without rows). Only above 4 MB, and only where the leaves together
+are less than half as large; not for dear functions, which all cores compute at once.
 
 Numerics: strict.
 

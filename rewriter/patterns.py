@@ -81,7 +81,7 @@ class Body:
             if not _is_view(eqn):
                 break
             atom, axes = eqn.invars[0], _source_axes(eqn, axes)
-        sizes = atom.aval.shape
+        sizes = jc.shape_of(atom)
         return atom, tuple(
             None if n == 1 else k for k, n in zip(axes, sizes, strict=True)
         )
