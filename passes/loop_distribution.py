@@ -152,7 +152,7 @@ class LoopDistribution(LoopPass):
         before = part.loop_cost + loop.saved
         forks = not ctx.loops and is_elementwise(part, invariant, model)
         after = part.cost + model.stages(part.scans + 1, loop.length, forks)
-        idle = part.is_map and not any(n.eqn for n in dep.nodes)  # it only copies
+        idle = part.is_map and not dep.nodes  # it only copies
         if not idle and (
             before < after * self.min_gain or not moves_work(part, invariant)
         ):

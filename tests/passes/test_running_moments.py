@@ -83,8 +83,10 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("rows", ROWS)
-@pytest.mark.parametrize("start", STARTS)
+PAIRS = [(s, r) for s in STARTS for r in ROWS if s in ("few", "reverse") or r == "nan"]
+
+
+@pytest.mark.parametrize(("start", "rows"), PAIRS)
 def test_states_and_rows(start, rows):
     f = welford(**STARTS[start])
     assert_fires(NAME, f, (ROWS[rows],), "two-pass", loops=0, oracle=True)
