@@ -271,7 +271,7 @@ class Model:
         """
         m = self.machine
         source = eqn.invars[0] if eqn.invars else eqn.outvars[0]
-        reduces = eqn.primitive.name.startswith("reduce_")
+        reduces = eqn.primitive.name.startswith("reduce_") and "axes" in eqn.params
         size = elements(source) if reduces else sum(elements(v) for v in eqn.outvars)
         short = min(size, m.short_row)
         rate = self._rate(eqn, size)

@@ -68,11 +68,6 @@ def _unrolled_by_the_user(p, x):
     return lax.scan(lambda y, c: (y * x + c, None), jnp.zeros_like(x), p, unroll=2)[0]
 
 
-@declines.add(P, X)
-def _only_accumulates(p, x):
-    return lax.scan(lambda y, c: (y + c, None), x, p)[0]
-
-
 @pytest.mark.parametrize(("fn", "args", "options"), fires)
 def test_fires(fn, args, options):
     report = assert_fires(NAME, fn, args, "unrolled", outcome="unrolled", **options)
