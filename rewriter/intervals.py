@@ -15,7 +15,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.graph import reads
+from rewriter.graph import reads, variant_values
+from rewriter.orient import evaluate, extreme
 from rewriter.planes import ELEMENTWISE
 
 # monotone in any one operand, the others fixed
@@ -148,9 +149,10 @@ def run(
     def read(v: Any) -> Any:
         return v.val if isinstance(v, jc.Literal) else env[v]
 
+    variant = variant_values(eqns, set(known.uncertain))
     for eqn in eqns:
         values = [read(v) for v in eqn.invars]
-        env.update(zip(eqn.outvars, jc.rebind(eqn, values), strict=True))
+        evaluate([eqn], env, variant)
         if id(eqn) in known.deciding:
             doubt |= _doubt(eqn, values, env, ends)
         elif eqn.outvars[0] in known.bounded:
@@ -176,7 +178,8 @@ def _ends(eqn: Any, pairs: Sequence[Pair]) -> Pair:
     """Return two values between which a bounded result lies."""
     name = eqn.primitive.name
     if name in _EXTREME:  # which end is the upper one may differ between elements
-        pairs = [_ordered(p) for p in pairs]
+        low, high = _ordered(pairs[0])
+        return extreme(eqn, [low]), extreme(eqn, [high])
     one, two = (jc.rebind(eqn, [p[side] for p in pairs])[0] for side in (0, 1))
     if name not in _APPROXIMATE:
         return one, two

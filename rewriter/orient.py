@@ -41,9 +41,9 @@ def _oriented(eqn: Any, values: list[Any], variant: set[Any]) -> list[Any]:
         if _is(variant, right) and not _is(variant, left):
             with jc.at_inner_location(eqn):
                 return [swapped_dot(values[0], values[1], eqn.params)]
-    elif _is_extreme(eqn):
+    elif is_extreme(eqn):
         with jc.at_inner_location(eqn):
-            return [_extreme_keeping_nan(eqn, values)]
+            return [extreme(eqn, values)]
     elif name in ("scan", "while", "cond", "remat2", "checkpoint", *jc.JIT_NAMES):
         eqn = orient_equation(eqn, [_is(variant, v) for v in eqn.invars])
     return jc.rebind(eqn, values)
@@ -61,7 +61,8 @@ def keeping_nan(extreme: Any, values: Any, axes: Sequence[int]) -> Any:
     return lax.select(bad, lax.full_like(extreme, jnp.nan), extreme)
 
 
-def _extreme_keeping_nan(eqn: Any, values: Sequence[Any]) -> Any:
+def extreme(eqn: Any, values: Sequence[Any]) -> Any:
+    """Bind an equation that takes maxima or minima so that it keeps NaN."""
     out, name, rows = jc.rebind(eqn, values)[0], eqn.primitive.name, values[0]
     if name not in _WINDOWS:
         axes = eqn.params["dimensions" if name == "reduce" else "axes"]
@@ -75,7 +76,7 @@ def _extreme_keeping_nan(eqn: Any, values: Sequence[Any]) -> Any:
 _WINDOWS = {"reduce_window_max": 1, "reduce_window_min": -1}
 
 
-def _is_extreme(eqn: Any) -> bool:
+def is_extreme(eqn: Any) -> bool:
     """Whether an equation takes maxima or minima of floats."""
     name = eqn.primitive.name
     if name == "reduce":  # by a function that JAX did not recognise
@@ -156,7 +157,7 @@ def _orient_while(eqn: Any, batched: list[bool]) -> Any:
 def _has_work(closed: Any) -> bool:
     return any(
         e.primitive.name == "dot_general"
-        or _is_extreme(e)
+        or is_extreme(e)
         or any(_has_work(j) for j in jc.sub_jaxprs(e))
         for e in jc.open_jaxpr(closed).eqns
     )
@@ -186,7 +187,7 @@ def _has_swap(jaxpr: Any, variant: set[Any]) -> bool:
         if eqn.primitive.name == "dot_general":
             if _is(variant, eqn.invars[1]) and not _is(variant, eqn.invars[0]):
                 return True
-        elif _is_extreme(eqn):
+        elif is_extreme(eqn):
             if _is(variant, eqn.invars[0]):
                 return True
         elif any(_has_work(j) for j in jc.sub_jaxprs(eqn)):

@@ -77,6 +77,45 @@ def test_the_originals_answers(name, data, d):
         np.testing.assert_allclose(b[ok], a[ok], rtol=48 * U)
 
 
+_SIGNS = jnp.where(jnp.arange(M) % 2 == 0, 1.0, -1.0)
+DECISIONS = {
+    "groups": lambda d: jnp.argmin(d.reshape(-1, 4), axis=1),
+    "columns": lambda d: jnp.argmax(d.reshape(4, -1), axis=0),
+    "reciprocal": lambda d: jnp.argmin(1 / (d - 3.0)),
+    "largest_reciprocal": lambda d: jnp.max(1 / (d - 3.0)) > 40.0,
+    "student": lambda d: jnp.argmax(1 / (1 + d)),
+    "both_signs": lambda d: jnp.max(d * _SIGNS + 25 * (1 - _SIGNS)) > 30.0,
+    "flat_kernel": lambda d: jnp.argmax(jnp.exp(-1e-3 * d)),
+    "saturated": lambda d: jnp.argmax(jnp.tanh(0.3 * d)),
+    "error_function": lambda d: jnp.argmin(jax.lax.erf(0.1 * jnp.sqrt(d))),
+    "logarithm": lambda d: jnp.argmin(jnp.log(d) + _SIGNS),
+}
+
+
+@pytest.mark.parametrize(
+    "data", ["near_ties", "clusters", "tenths", "bad_rows", "sphere"]
+)
+@pytest.mark.parametrize("name", DECISIONS)
+def test_decisions_that_turn_easily(name, data):
+    """Ties, poles, plateaus: exactly the original's decisions."""
+    y = RNG.standard_normal((M, 9))
+    if data == "near_ties":
+        y[M // 2 :] = y[: M // 2] + 1e-7 * RNG.standard_normal((M // 2, 9))
+        x = y[RNG.integers(0, M, N)] + 1e-4 * RNG.standard_normal((N, 9))
+    elif data == "sphere":
+        x = RNG.standard_normal((N, 9))
+        x, y = (v / np.linalg.norm(v, axis=1, keepdims=True) for v in (x, y))
+    else:
+        x, y = DATA[data](N, 9), DATA[data](M, 9)
+    args = x.astype("f"), y.astype("f")
+    step = DECISIONS[name]
+    f = lambda x, y: lax.map(lambda p: step(squared(y, p)), x)  # noqa: E731
+    report = optimize(f).explain(*args)
+    assert "distance-rows/rows" in codes(report)
+    old, new = jax.jit(f)(*args), optimize(f)(*args)
+    np.testing.assert_array_equal(np.asarray(new), np.asarray(old))
+
+
 X, Y = random(N, 16), random(M, 16, seed=1)
 V = random(M, seed=2)
 fires, declines = Cases(), Cases()
