@@ -6,7 +6,10 @@ every step (a bounds check on a counter, `i < n`) become the case that is taken.
 Why it pays: the case that is never taken need not be computed or read, which frees
 buffers that were only read to be kept.
 
-Legality: the predicate's values over the trip are evaluated at compile time.
+Legality: the predicate's values over the trip are evaluated at compile time. Before
+differentiation only where the other cases are read, not computed: the derivative of a
+case that is never taken may be NaN all the same.
+
 Numerics: strict.
 
 Before and after (run as a test):
@@ -26,17 +29,42 @@ References: predicate and range propagation, any compiler textbook.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 
 from rewriter import jax_compat as jc
 from rewriter.graph import Loop, substitute
 from rewriter.indices import TABLE_LIMIT, Affine, Known, rows
-from rewriter.pass_base import Context, LoopPass, Plan
+from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.remarks import Remark, missed, passed
+
+_LINEAR = frozenset(
+    {
+        "add",
+        "sub",
+        "neg",
+        "broadcast_in_dim",
+        "reshape",
+        "squeeze",
+        "expand_dims",
+        "transpose",
+        "rev",
+        "slice",
+        "dynamic_slice",
+        "gather",
+        "concatenate",
+        "pad",
+        "dynamic_update_slice",
+        "scatter",
+        "select_n",
+        "convert_element_type",
+        "stop_gradient",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -69,6 +97,9 @@ class KnownPredicate(LoopPass):
             which = _constant(eqn.invars[0], known, made, loop.length)
             if which is None or not 0 <= which < len(eqn.invars) - 1:
                 continue
+            others = [v for k, v in enumerate(eqn.invars[1:]) if k != which]
+            if ctx.phase is Phase.EARLY and not _linear(others, made):
+                continue
             case = eqn.invars[1 + which]
             case = cases.get(case, case) if not isinstance(case, jc.Literal) else case
             if jc.same_type(case.aval, eqn.outvars[0].aval):
@@ -86,6 +117,22 @@ class KnownPredicate(LoopPass):
             e for e in loop.eqns if not any(v in plan.cases for v in e.outvars)
         )
         return substitute(loop.replace(eqns=eqns), plan.cases)
+
+
+def _linear(atoms: Sequence[Any], made: Mapping[Any, Any]) -> bool:
+    """Whether no derivative of some values is anything but zero times a number."""
+    live, seen = list(atoms), set()
+    while live:
+        atom = live.pop()
+        if isinstance(atom, jc.Literal) or atom in seen or atom not in made:
+            continue
+        seen.add(atom)
+        if not jnp.issubdtype(atom.aval.dtype, jnp.inexact):
+            continue
+        if made[atom].primitive.name not in _LINEAR:
+            return False
+        live += made[atom].invars
+    return True
 
 
 def _constant(

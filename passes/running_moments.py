@@ -214,11 +214,14 @@ def _two_pass(loop: Loop, group: Moments) -> Loop:
     def about(out: Outputs) -> tuple[Any, Any, Any]:
         """Return the rows' offsets, what they are off, and the mean of the offsets."""
         rows = out.stacks[key]
-        first, earlier = (rows[-1], rows[1:]) if loop.reverse else (rows[0], rows[:-1])
+        back = loop.reverse
+        first, last = (rows[-1], rows[0]) if back else (rows[0], rows[-1])
+        earlier = rows[1:] if back else rows[:-1]
         scale = 0.5 ** (length - 1).bit_length()  # exact; no partial sum overflows
-        total = jnp.sum((rows - first) * scale, axis=0)
+        total = jnp.sum((earlier - first) * scale, axis=0)
+        lost = ~jnp.isfinite(total)  # an infinity: inf - inf in the step after
+        total += (last - first) * scale
         near = first + total * (1 / (scale * length))
-        lost = jnp.any(jnp.isinf(earlier), axis=0)  # the step after: inf - inf
         near = jnp.where(lost, jnp.asarray(jnp.nan, rows.dtype), near)
         more = jnp.mean(rows - near, axis=0)
         return rows - near, near, jnp.where(jnp.isfinite(more), more, 0)

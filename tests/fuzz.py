@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -76,11 +77,22 @@ def optimizer(options: Any) -> Callable[..., Any]:
 
 @contextmanager
 def eager_rewriting() -> Iterator[None]:
-    """Price loops as on a GPU, so that nearly all that may be rewritten is."""
+    """Price loops as on a GPU and without lower limits: nearly all is rewritten."""
+    from passes import DEFAULT_PIPELINE
     from rewriter.machine import GPU
 
-    with mock.patch("rewriter.machine.CPU", GPU):
+    pipeline = tuple(_unlimited(p) for p in DEFAULT_PIPELINE)
+    with (
+        mock.patch("rewriter.machine.CPU", GPU),
+        mock.patch("passes.DEFAULT_PIPELINE", pipeline),
+    ):
         yield
+
+
+def _unlimited(p: Any) -> Any:
+    """Return a pass whose lower limits are as good as none."""
+    least = {f.name: f.default for f in fields(p) if f.name.startswith("min_")}
+    return replace(p, **{k: type(v)(2) for k, v in least.items() if v > 2})
 
 
 @contextmanager

@@ -14,6 +14,7 @@ import numpy as np
 
 from tests.generate_loops import tuple_text, write_loop
 from tests.generate_ops import write_operation
+from tests.generate_patterns import write_distances
 from tests.generate_text import Value, Writer
 
 PRELUDE = """\
@@ -52,7 +53,7 @@ def random_program(rng: np.random.Generator) -> Program:
     if w.chance(0.6):
         w.argument("f", (w.lengths[0], *w.shape()))
     for _ in range(w.draw({1: 5, 2: 2})):
-        w.draw({write_loop: 6, write_part: 2})(w)
+        w.draw({write_loop: 6, write_part: 2, write_distances: 1})(w)
         if w.chance(0.5):
             write_operation(w)
     returned = chosen_results(w)

@@ -94,7 +94,7 @@ def rewire(w: Writer, carries: Carries, texts: list[str]) -> list[str]:
                 slots[second].shape,
                 slots[second].kind,
             )
-            if same and w.chance(0.08):
+            if same and slots[first].kind != "short" and w.chance(0.08):
                 results[first], results[second] = results[second], results[first]
     return results
 

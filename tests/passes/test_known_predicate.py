@@ -1,10 +1,13 @@
 """`known-predicate`: selections that go the same way at every step."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
 
+from rewriter import optimize
+from tests.fuzz import eager_rewriting
 from tests.helpers import Cases, random
 from tests.passes.firing import assert_declines, assert_fires
 
@@ -136,3 +139,29 @@ def _a_small_counter_wraps(x):
 @pytest.mark.parametrize(("fn", "args", "options"), declines)
 def test_declines(fn, args, options):
     assert_declines(NAME, fn, args, oracle=True, **options)
+
+
+def test_derivative_of_the_other_case():
+    """It may be NaN though the case is never taken, as in the loop."""
+
+    def f(x):
+        step = lambda i, c: jnp.where(i < N, jnp.sin(c), jnp.sqrt(c))  # noqa: E731
+        return jnp.sum(lax.fori_loop(0, N, step, x))
+
+    old, new = (np.asarray(jax.grad(g)(-abs(X[0]))) for g in (f, optimize(f)))
+    assert np.isnan(old).all()
+    assert np.isnan(new).all()
+
+
+def test_cases_that_are_read_before_the_derivative():
+    """A buffer that is only read to be kept is free before differentiation."""
+
+    def f(x):
+        def step(i, c):
+            return c.at[i].set(jnp.where(i < N, jnp.sin(x[i]), c[i]))
+
+        return lax.fori_loop(0, N, step, jnp.zeros_like(x))
+
+    loss = lambda x: jnp.sum(optimize(f)(x) ** 2)  # noqa: E731
+    with eager_rewriting():
+        assert "while" not in jax.jit(jax.grad(loss)).lower(X).as_text()
