@@ -13,6 +13,7 @@ from passes.invariant_solve import InvariantSolve
 from passes.invariant_value import InvariantValue
 from passes.known_output import KnownOutput
 from passes.known_predicate import KnownPredicate
+from passes.linear_recurrence import LinearRecurrence
 from passes.loop_distribution import LoopDistribution
 from passes.loop_unrolling import LoopUnrolling
 from passes.masked_accumulation import MaskedAccumulation
@@ -46,6 +47,7 @@ DEFAULT_PIPELINE = (
     InvariantSolve(),  # before distribution, which then sees a product
     PairwiseDistance(),  # before distribution, which would batch the differences
     FeaturePlanes(),  # after distances, which may do without the differences
+    LinearRecurrence(),  # late: before distribution, which keeps its loop
     LoopDistribution(),  # emits what the others have recognised
     LoopUnrolling(),  # last: a loop that nothing else improves
 )

@@ -45,6 +45,7 @@ from rewriter.memory import Footprint
 from rewriter.partition import Partition, partition
 from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
 from rewriter.pricing import (
+    crossing_bytes,
     forced_in_order,
     invariant_nodes,
     is_elementwise,
@@ -75,6 +76,7 @@ class LoopDistribution(LoopPass):
     phase: ClassVar = Phase.LATE
     numerics: ClassVar = "strict"
     min_gain: float = 1.15  # estimated time before over after
+    min_gain_scan: float = 1.1  # the same where a scan stays and what it stacks counts
 
     BATCHED = passed(
         "batched",
@@ -152,20 +154,25 @@ class LoopDistribution(LoopPass):
         before = part.loop_cost + loop.saved
         forks = not ctx.loops and is_elementwise(part, invariant, model)
         after = part.cost + model.stages(part.scans + 1, loop.length, forks)
-        idle = part.is_map and not dep.nodes  # it only copies
-        if not idle and (
-            before < after * self.min_gain or not moves_work(part, invariant)
-        ):
-            return self._reason(dep, before, after)
         size, kept = (Footprint(), 0) if tiny else plan_footprint(part, invariant)
+        crossing = None if part.is_map else crossing_bytes(loop)
         schedule = choose(
             loop.length,
             size,
             kept,
-            model.machine.cache,
+            model.machine,
             ctx.options.memory_budget,
-            least=1 if part.is_map else 16,
+            crossing,
         )
+        min_gain = self.min_gain
+        if crossing is not None:  # what it stacks it stacks either way
+            min_gain = self.min_gain_scan
+            stacks = model.stacking([a for _, a in loop.ys], loop.length)
+            before, after = before + stacks, after + stacks
+            after += 0.0 if schedule is None else schedule.cost
+        idle = part.is_map and not dep.nodes  # it only copies
+        if not idle and (before < after * min_gain or not moves_work(part, invariant)):
+            return self._reason(dep, before, after)
         if schedule is None:
             return self.MEMORY.at(
                 where,

@@ -280,6 +280,11 @@ class Model:
             cost *= m.tiny_axis
         return cost * (short * min(rate, m.element_batched) + (size - short) * rate)
 
+    def stacking(self, rows: Sequence[Any], length: int) -> float:
+        """Return ns per step of a scan that stacks some rows."""
+        m, sizes = self.machine, [nbytes(v) for v in rows]
+        return sum(n * (m.byte_copied + m.fresh_pages(n * length)) for n in sizes)
+
     def contraction(self, eqn: Any) -> float:
         """Return ns per step of a dot that is summed over all steps at once."""
         return self.machine.row_call + 2.0 * math.prod(dot_shape(eqn)) * (

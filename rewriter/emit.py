@@ -13,6 +13,11 @@ from rewriter.graph import EMITTED, Loop, Outputs, counters_as_carries
 
 def emit_loop(loop: Loop, args: Sequence[Any]) -> list[Any]:
     """Bind the canonical scan of a loop and return the original's outputs."""
+    return results(loop, emit_outputs(loop, args))
+
+
+def emit_outputs(loop: Loop, args: Sequence[Any]) -> Outputs:
+    """Bind the canonical scan of a loop and return what it gives back."""
     loop = counters_as_carries(loop)
     const_vars = [v for v, _ in loop.consts]
     carry_vars = [c.var for c in loop.carries]
@@ -40,7 +45,7 @@ def emit_loop(loop: Loop, args: Sequence[Any]) -> list[Any]:
     )
     finals = dict(zip(carry_vars, out, strict=False))
     stacks = dict(zip((k for k, _ in loop.ys), out[len(carry_vars) :], strict=True))
-    return results(loop, Outputs(args, finals, stacks))
+    return Outputs(args, finals, stacks)
 
 
 def results(loop: Loop, out: Outputs) -> list[Any]:

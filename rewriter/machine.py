@@ -36,13 +36,22 @@ class Machine:
     latency: float  # of a cheap operation that the next one waits for
     draw: float  # per element of a draw, in units of `element`
     byte_stored: float  # write and read back what crosses
+    byte_copied: float  # from and to a section
+    byte_fresh: float  # first touch of memory that the system just gave
+    recycled: int  # bytes up to which an allocation is memory used before
     cache: int  # bytes a block of rows should stay within
     short_row: int  # elements up to which elementwise rows gain from being batched
     tiny_axis: float  # a batched reduction over a last axis below 8, over another
     stage: float  # entering one batched stage
     fork: float  # splitting a purely elementwise stage over the cores
     reduced: float  # per element, summing rows of vectors
+    byte_strided: float  # of reading or writing columns as rows
+    prefix: float  # per element, an associative scan of pairs
     small_elements: int  # largest value in a loop compiled as one function
+
+    def fresh_pages(self, size: int) -> float:
+        """Return ns a byte of touching an allocation of `size` bytes."""
+        return self.byte_fresh if size > self.recycled else 0.0
 
 
 CPU = Machine(
@@ -56,10 +65,10 @@ CPU = Machine(
     library_call=900.0,
     draw_call=200.0,
     flop_vector=0.025,
-    flop_matrix=0.03,
-    flop_large=0.013,
-    flop_batch=0.011,
-    flop_own=0.024,
+    flop_matrix=0.022,
+    flop_large=0.0155,
+    flop_batch=0.0085,
+    flop_own=0.018,
     byte_loop=0.03,
     byte_own=0.07,
     element=0.25,
@@ -68,12 +77,17 @@ CPU = Machine(
     latency=1.5,
     draw=60.0,
     byte_stored=0.06,
+    byte_copied=0.2,
+    byte_fresh=0.45,
+    recycled=32 << 20,
     cache=12 << 20,
     short_row=256,
     tiny_axis=16.0,
     stage=2000.0,
     fork=40000.0,
     reduced=0.75,
+    byte_strided=0.25,
+    prefix=12.0,
     small_elements=64,
 )
 GPU = Machine(
@@ -99,12 +113,17 @@ GPU = Machine(
     latency=20.0,
     draw=10.0,
     byte_stored=0.001,
+    byte_copied=0.001,
+    byte_fresh=0.0,
+    recycled=1 << 40,
     cache=64 << 20,
     short_row=1 << 30,
     tiny_axis=1.0,
     stage=20000.0,
     fork=0.0,
     reduced=0.002,
+    byte_strided=0.002,
+    prefix=0.02,
     small_elements=64,
 )
 

@@ -201,6 +201,11 @@ def plan_footprint(part: Partition, invariant: frozenset[int]) -> tuple[Footprin
     return total, sum(nbytes(a) for a in ys - streamed)
 
 
+def crossing_bytes(loop: Loop) -> int:
+    """Return bytes of the rows that a step reads and of those it stacks."""
+    return sum(nbytes(v) for v, _ in loop.xs) + sum(nbytes(a) for _, a in loop.ys)
+
+
 def saved(before: Loop, after: Loop, model: Model) -> float:
     """Return ns a step of the work on carries that `after` no longer has.
 

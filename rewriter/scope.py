@@ -67,6 +67,14 @@ class Scope:
         leaves = tuple((names[v], axis) for v, axis in found.leaves)
         return replace(found, leaves=leaves, inner=tuple(v for v, _ in found.leaves))
 
+    def is_transposed(self, var: Any) -> bool:
+        """Whether the rows of an array are columns of what it is made from."""
+        eqn = self._made.get(var)
+        if eqn is None or eqn.primitive.name != "transpose":
+            return False
+        order = eqn.params["permutation"]
+        return order[0] == len(order) - 1 > 0
+
     def scalar(self, atom: Any) -> Affine | None:
         """Return a value that is the same at every iteration, if known."""
         if isinstance(atom, Literal):

@@ -1,5 +1,6 @@
 """Every pass is documented, named after its file, and each remark can be produced."""
 
+import contextlib
 import functools
 import importlib
 from pathlib import Path
@@ -13,6 +14,7 @@ from jax import lax
 from passes import DEFAULT_PIPELINE
 from rewriter import optimize
 from rewriter.pass_base import Pass
+from tests.fuzz import eager_rewriting
 from tests.helpers import random
 
 HEADINGS = (
@@ -270,6 +272,23 @@ def _pairs(x, stop=lambda i: i):
     return lax.fori_loop(0, len(x), row, 0.0)
 
 
+def _returns(update):
+    step = lambda g, r: (update(g, r), g)  # noqa: E731
+    return lambda r: lax.scan(step, 0.0, r, reverse=True)[1]
+
+
+_decay = _returns(lambda g, r: r + 0.99 * g)
+PROGRAMS |= {
+    "returns": (_decay, random(200_000)),
+    "short_returns": (_decay, random(200)),
+    "growing": (_returns(lambda g, r: r + 1.5 * g), random(200)),
+    "returns_no_room": (_decay, random(200_000), {"memory_budget": 2_000}),
+    "gated": (
+        _returns(lambda g, r: r + jnp.cos(r) * g),
+        random(500),
+        {"eager": True},
+    ),
+}
 PROGRAMS |= {
     "horner": (_horner, random(64), random(5000)),
     "large_rows": (_large_rows, random(1000, 200), random(200, 16)),
@@ -284,7 +303,10 @@ def produced():
     found = {}
     for name, (fn, *args) in PROGRAMS.items():
         options = args.pop() if args and isinstance(args[-1], dict) else {}
-        for remark in optimize(fn, **options).explain(*args).remarks:
+        eager = options.pop("eager", False)
+        with eager_rewriting() if eager else contextlib.nullcontext():
+            report = optimize(fn, **options).explain(*args)
+        for remark in report.remarks:
             found.setdefault(remark.code, set()).add(name)
     return found
 
