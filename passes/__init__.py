@@ -2,6 +2,7 @@
 
 from passes.best_so_far import BestSoFar
 from passes.buffer_write import BufferWrite
+from passes.chunked_state import ChunkedState
 from passes.countable_while import CountableWhile
 from passes.distance_rows import DistanceRows
 from passes.dot_recognition import DotRecognition
@@ -47,6 +48,7 @@ DEFAULT_PIPELINE = (
     InvariantSolve(),  # before distribution, which then sees a product
     PairwiseDistance(),  # before distribution, which would batch the differences
     FeaturePlanes(),  # after distances, which may do without the differences
+    ChunkedState(),  # late: states that products read
     LinearRecurrence(),  # late: before distribution, which keeps its loop
     LoopDistribution(),  # emits what the others have recognised
     LoopUnrolling(),  # last: a loop that nothing else improves

@@ -74,6 +74,8 @@ class Recorder(Sink):
         record = self._record(eqn)
         if record is None or (record.decided and outcome == "kept"):
             return  # what was done to it before it was looked at again stands
+        if record.outcome == "blocked" and outcome == "batched":
+            return  # a part of it
         record.outcome, record.remark, record.decided = outcome, remark, True
 
     def verdicts(self) -> tuple[Verdict, ...]:

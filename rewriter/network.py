@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -143,6 +143,86 @@ def network(
         tuple(reading.used),
         lax.Precision.HIGHEST if plain else reading.precisions.pop(),
         reading.preferred.pop() if reading.preferred else aval.dtype,
+    )
+
+
+@dataclass(frozen=True)
+class StateRead:
+    """A sum of products that reads a state, and the state's terms in its place.
+
+    `own` are the factors that belong to the reading step, `terms` those of each term of
+    the state, with the same labels.
+    """
+
+    root: Any
+    own: tuple[Factor, ...]
+    state: Factor
+    terms: tuple[tuple[Factor, ...], ...]
+    labels: tuple[Label, ...]
+    sizes: dict[int, int] = field(hash=False)
+    used: tuple[Any, ...]  # equations taken apart
+
+    @property
+    def batch(self) -> int:
+        """The number of independent states: axes that everything has (heads)."""
+        parts = [self.labels, self.state.labels, *(f.labels for f in self.own)]
+        parts += [f.labels for term in self.terms for f in term]
+        shared = set(_kept(self.labels)).intersection(*parts)
+        return math.prod(self.sizes[k] for k in shared)
+
+
+def state_read(
+    root: Any,
+    states: set[Any],
+    terms: Sequence[Any],
+    maker: Callable[[Any], Any],
+    readers: Callable[[Any], int],
+) -> StateRead | None:
+    """Take apart a dot that reads one of some states once, and the state's terms."""
+    net = network(root, lambda v: None if v in states else maker(v), readers)
+    if net is None:
+        return None
+    at = [
+        f
+        for f in net.factors
+        if not isinstance(f.atom, jc.Literal) and f.atom in states
+    ]
+    if len(at) != 1:
+        return None
+    sizes = dict(net.sizes)
+    found = []
+    for term in terms:
+        reading = _Reading(maker, readers, itertools.count(len(sizes)), sizes)
+        reading.used.append(root)
+        if not _product(reading, term, at[0].labels) or len(reading.factors) > MOST:
+            return None
+        have = {k for f in reading.factors for k in f.labels}
+        if any(k not in have for k in _kept(at[0].labels)):
+            return None  # an axis that is only broadcast
+        found.append(tuple(reading.factors))
+    own = tuple(f for f in net.factors if f is not at[0])
+    return StateRead(root, own, at[0], tuple(found), net.labels, sizes, net.used)
+
+
+def contract(
+    operands: Sequence[tuple[Any, Sequence[Label]]],
+    labels: Sequence[Label],
+    sizes: Mapping[int, int],
+) -> Any:
+    """Contract values with labels in the cheapest order, at full precision.
+
+    Axes of size one are lost.
+    """
+    given: list[Any] = []
+    for value, own in operands:
+        kept = _kept(own)
+        given += [jnp.reshape(value, [sizes[k] for k in kept]), _letters(kept)]
+    terms = ",".join(given[1::2])
+    return jnp.einsum(
+        f"{terms}->{_letters(_kept(labels))}",
+        *given[::2],
+        optimize="optimal",
+        precision=lax.Precision.HIGHEST,
     )
 
 

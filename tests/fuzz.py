@@ -92,7 +92,8 @@ def eager_rewriting() -> Iterator[None]:
 def _unlimited(p: Any) -> Any:
     """Return a pass whose lower limits are as good as none."""
     least = {f.name: f.default for f in fields(p) if f.name.startswith("min_")}
-    return replace(p, **{k: type(v)(2) for k, v in least.items() if v > 2})
+    small = {k: 0.01 if isinstance(v, float) else min(v, 2) for k, v in least.items()}
+    return replace(p, **small)
 
 
 @contextmanager

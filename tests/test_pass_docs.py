@@ -278,7 +278,21 @@ def _returns(update):
 
 
 _decay = _returns(lambda g, r: r + 0.99 * g)
+
+
+def _attention(q, k, v):
+    def step(s, row):
+        s = s + jnp.outer(row[1], row[2])
+        return s, row[0] @ s
+
+    return lax.scan(step, jnp.zeros((q.shape[1], v.shape[1])), (q, k, v))[1]
+
+
+QKV = [random(2000, 128, seed=k) for k in range(3)]
 PROGRAMS |= {
+    "attention": (_attention, *QKV),
+    "small_attention": (_attention, *(x[:, :4] for x in QKV)),
+    "attention_no_room": (_attention, *QKV, {"memory_budget": 100_000}),
     "returns": (_decay, random(200_000)),
     "short_returns": (_decay, random(200)),
     "growing": (_returns(lambda g, r: r + 1.5 * g), random(200)),

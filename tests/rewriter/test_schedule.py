@@ -1,8 +1,11 @@
 """`schedule` and sizes: blocks within cache and budget, texts of bytes."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
+from rewriter.machine import CPU
 from rewriter.memory import Footprint, parse_bytes
 from rewriter.report import format_bytes
 from rewriter.schedule import Schedule, choose, divisor_near
@@ -10,9 +13,23 @@ from rewriter.schedule import Schedule, choose, divisor_near
 KB, MB = 1000, 1_000_000
 
 
-def _choose(length, held, hot=None, kept=0, cache=MB, budget=100 * MB, least=1):
+def _choose(length, held, hot=None, kept=0, cache=MB, budget=100 * MB, crossing=None):
     size = Footprint(held, held if hot is None else hot)
-    return choose(length, size, kept, cache, budget, least)
+    machine = dataclasses.replace(CPU, cache=cache)
+    return choose(length, size, kept, machine, budget, crossing)
+
+
+def test_sections_copy_what_crosses_them():
+    """Taken where that costs less than fresh pages; whole where pages are recycled."""
+    held, length = 16 * KB, 4096
+    few, many = (_choose(length, held, crossing=c) for c in (held, 10 * held))
+    assert few.block is not None
+    assert few.cost == CPU.byte_copied * held
+    assert many.block is None
+    assert many.cost == CPU.byte_fresh * held
+    short = _choose(1000, held, crossing=held)
+    assert short.block is None
+    assert short.cost == 0
 
 
 def test_nothing_held():
@@ -48,17 +65,17 @@ def test_budget(budget):
 
 def test_over_the_budget():
     assert _choose(100, 2 * KB, budget=KB) is None
-    assert _choose(100, KB, budget=10 * KB, least=16) is None
+    assert _choose(100, KB, budget=10 * KB, crossing=KB) is None
 
 
 def test_least():
     """A divisor of the trip is no reason for a block that is too short."""
-    assert _choose(100, KB, budget=16 * KB, least=16).block == 16
+    assert _choose(100, KB, budget=16 * KB, crossing=KB).block == 16
 
 
 def test_fewer_steps_than_the_least():
     """A short trip is taken whole even if it is less than a block should be."""
-    assert _choose(5, KB, budget=5 * KB, least=16) == Schedule(None, KB, 5)
+    assert _choose(5, KB, budget=5 * KB, crossing=KB) == Schedule(None, KB, 5)
 
 
 def test_outputs_count_for_the_cache():
