@@ -20,6 +20,8 @@ from passes.loop_unrolling import LoopUnrolling
 from passes.masked_accumulation import MaskedAccumulation
 from passes.pairwise_distance import PairwiseDistance
 from passes.producer_fusion import ProducerFusion
+from passes.residual_recomputation import ResidualRecomputation
+from passes.row_checkpoint import RowCheckpoint
 from passes.running_moments import RunningMoments
 from passes.running_softmax import RunningSoftmax
 from passes.table_layout import TableLayout
@@ -27,6 +29,7 @@ from passes.table_recurrence import TableRecurrence
 from passes.triangular_loop import TriangularLoop
 
 DEFAULT_PIPELINE = (
+    ResidualRecomputation(),  # late: what a forward loop need not store
     CountableWhile(),  # first: everything else works on scans
     InvariantCarry(),  # constants before counters: a step may be a carry
     InductionVariable(),  # counters before indices are evaluated
@@ -50,6 +53,7 @@ DEFAULT_PIPELINE = (
     FeaturePlanes(),  # after distances, which may do without the differences
     ChunkedState(),  # late: states that products read
     LinearRecurrence(),  # late: before distribution, which keeps its loop
+    RowCheckpoint(),  # early: what differentiation need not store
     LoopDistribution(),  # emits what the others have recognised
     LoopUnrolling(),  # last: a loop that nothing else improves
 )

@@ -49,6 +49,9 @@ def _inline_target(
     inner, p = None, eqn.params
     if is_plain_jit(eqn):
         inner = p.get("jaxpr") or p.get("call_jaxpr")
+    elif inline_custom and getattr(p.get("policy"), "most", None) is not None:
+        inner = p["jaxpr"]  # our own checkpoint has done its work too
+        inner = inner if jc.is_closed(inner) else jc.close_jaxpr(inner)
     elif inline_custom and eqn.primitive.name in _CUSTOM:
         inner = p.get("call_jaxpr") or p.get("fun_jaxpr")
     elif inline_custom and eqn.primitive.name == "custom_linear_solve":

@@ -103,6 +103,21 @@ class EquationPass(Pass):
         raise NotImplementedError
 
 
+@dataclass(frozen=True)
+class ProgramPass(Pass):
+    """A pass over a loop and the program that it stands in."""
+
+    explains: ClassVar[bool] = False
+
+    def match(self, eqn: Any, closed: Any, ctx: Context) -> Plan | Remark:
+        """Return a plan, or the remark that says why not. Pure."""
+        raise NotImplementedError
+
+    def rewrite(self, plan: Any) -> Any:
+        """Return the new program."""
+        raise NotImplementedError
+
+
 # ------------------------------------------------------------ context and events
 
 

@@ -27,6 +27,7 @@ from rewriter.pass_base import (
     LoopPass,
     Pass,
     Phase,
+    ProgramPass,
     hooks,
 )
 from rewriter.pricing import saved
@@ -89,6 +90,7 @@ class Rewriter:
         roles = (Phase.BOTH, Phase.LATE_ROLES)
         self.role_passes = [p for p in loop_passes if p.phase in roles]
         self.emitting_passes = [p for p in loop_passes if p.phase not in roles]
+        self.program_passes = [p for p in active if isinstance(p, ProgramPass)]
         self.equation_passes = [p for p in active if isinstance(p, EquationPass)]
         self._depth = 0
         self._declined = _Manager.UNSEEN.at(Location("", 0))
@@ -99,11 +101,14 @@ class Rewriter:
         jaxpr = jc.open_jaxpr(closed)
         if not any(self._is_interesting(e) for e in jaxpr.eqns):
             return closed
+        given = closed
+        closed = self._whole(closed)
+        jaxpr = jc.open_jaxpr(closed)
         scope = Scope(closed)
         env: dict[Any, Any] = {}
         out: list[Any] = []
         consts: list[tuple[Any, Any]] = []
-        changed = False
+        changed = closed is not given
         for eqn in jaxpr.eqns:
             new = self._equation(eqn, scope)
             ins = [_substituted(env, v) for v in eqn.invars]
@@ -123,6 +128,22 @@ class Rewriter:
         return jc.replace_eqns(
             closed, out, outvars, [v for v, _ in consts], [c for _, c in consts]
         )
+
+    def _whole(self, closed: Any) -> Any:
+        """Run the passes that look at each loop within its program."""
+        for p in self.program_passes:
+            seen: list[Any] = []
+            while True:
+                eqns = jc.open_jaxpr(closed).eqns
+                new = [e for e in eqns if _is_users_loop(e) and not _among(e, seen)]
+                if not new:
+                    break
+                seen.append(new[0])
+                try:
+                    closed = self._apply(p, new[0], closed) or closed
+                except Exception as error:
+                    self.fail(new[0], error)
+        return closed
 
     def _is_interesting(self, eqn: Any) -> bool:
         return (
@@ -339,6 +360,15 @@ def _given(eqn: Any, atoms: Sequence[Any]) -> list[Any]:
     """
     pairs = zip(eqn.invars, atoms, strict=True)
     return [a for v, a in pairs if not isinstance(v, jc.Literal)]
+
+
+def _is_users_loop(eqn: Any) -> bool:
+    """Whether an equation is a scan that passes may change."""
+    return eqn.primitive.name == "scan" and not is_emitted(eqn) and not is_kept(eqn)
+
+
+def _among(eqn: Any, some: Sequence[Any]) -> bool:
+    return any(eqn is e for e in some)
 
 
 def _tidy(loop: Loop) -> Loop:

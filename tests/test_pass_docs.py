@@ -280,6 +280,14 @@ def _returns(update):
 _decay = _returns(lambda g, r: r + 0.99 * g)
 
 
+def _energy(x):
+    return jnp.sum(_distances(x, lambda d: jnp.exp(-d)))
+
+
+PROGRAMS |= {"energy": (_energy, random(400, 32))}
+PROGRAMS |= {"forces": (jax.grad(_energy), random(400, 32))}
+
+
 def _attention(q, k, v):
     def step(s, row):
         s = s + jnp.outer(row[1], row[2])
