@@ -3,6 +3,7 @@
 from passes.best_so_far import BestSoFar
 from passes.buffer_write import BufferWrite
 from passes.chunked_state import ChunkedState
+from passes.consumer_fusion import ConsumerFusion
 from passes.countable_while import CountableWhile
 from passes.distance_rows import DistanceRows
 from passes.dot_recognition import DotRecognition
@@ -29,6 +30,7 @@ from passes.table_recurrence import TableRecurrence
 from passes.triangular_loop import TriangularLoop
 
 DEFAULT_PIPELINE = (
+    ConsumerFusion(),  # late: what rows are for, before their loop is looked at
     ResidualRecomputation(),  # late: what a forward loop need not store
     CountableWhile(),  # first: everything else works on scans
     InvariantCarry(),  # constants before counters: a step may be a carry

@@ -7,7 +7,7 @@ lower and upper ends through a step; `classify` says beforehand whether it can.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,7 @@ def classify(eqns: Sequence[Any], start: Any) -> Decisions:
                 name in _MONOTONE
                 or name in _SHAPES
                 or name in _EXTREME
-                or (name == "select_n" and eqn.invars[0] not in bounded)
+                or (name == "select_n" and not _among(eqn.invars[0], bounded))
                 or name == "convert_element_type"
             )
         ):
@@ -129,7 +129,7 @@ def classify(eqns: Sequence[Any], start: Any) -> Decisions:
             or name in _SMOOTH
             or name in _SHAPES
             or name in _EXTREME
-            or (name == "gather" and eqn.invars[1] not in bounded | smooth)
+            or (name == "gather" and not _among(eqn.invars[1], bounded | smooth))
         ):
             smooth.update(eqn.outvars)
         else:
@@ -158,9 +158,14 @@ def run(
         elif eqn.outvars[0] in known.bounded:
             pairs = _pairs(eqn, values, ends)
             ends[eqn.outvars[0]] = _ends(eqn, pairs)
-            if eqn.primitive.name == "div" and eqn.invars[1] in known.bounded:
+            by = eqn.invars[-1] if eqn.primitive.name == "div" else None
+            if by is not None and _among(by, known.bounded):
                 doubt |= _may_be_zero(pairs[1])
     return doubt
+
+
+def _among(atom: Any, values: Collection[Any]) -> bool:
+    return not isinstance(atom, jc.Literal) and atom in values
 
 
 Pair = tuple[Any, Any]

@@ -38,7 +38,7 @@ class Producer:
             env[name] = value if axis is None else lax.expand_dims(value, (axis,))
         for eqn in self.eqns:
             ins = [v.val if isinstance(v, jc.Literal) else env[v] for v in eqn.invars]
-            env[eqn.outvars[0]] = _unit(eqn, ins, axes[eqn.outvars[0]])
+            env[eqn.outvars[0]] = unit_equation(eqn, ins, axes[eqn.outvars[0]])[0]
         return lax.squeeze(env[self.out], (0,))
 
 
@@ -151,13 +151,18 @@ def _axes(out: Any, eqns: Sequence[Any]) -> dict[Any, int]:
     return axes
 
 
-def _unit(eqn: Any, values: Sequence[Any], axis: int) -> Any:
+def unit_equation(eqn: Any, values: Sequence[Any], axis: int) -> list[Any]:
     """Evaluate an equation on one row: its axis has size one."""
     shape = list(eqn.outvars[0].aval.shape)
     shape[axis] = 1
     if eqn.primitive.name == "broadcast_in_dim":
         dims = eqn.params["broadcast_dimensions"]
-        return lax.broadcast_in_dim(values[0], shape, dims)
+        return [lax.broadcast_in_dim(values[0], shape, dims)]
     if eqn.primitive.name in _RESHAPES:
-        return lax.reshape(values[0], shape)
-    return jc.rebind(eqn, values)[0]
+        return [lax.reshape(values[0], shape)]
+    if eqn.primitive.name == "slice":
+        first = list(eqn.params["start_indices"])
+        last, steps = list(eqn.params["limit_indices"]), eqn.params["strides"]
+        first[axis], last[axis] = 0, 1
+        return [lax.slice(values[0], first, last, steps)]
+    return jc.rebind(eqn, values)

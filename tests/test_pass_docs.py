@@ -285,6 +285,7 @@ def _energy(x):
 
 
 PROGRAMS |= {"energy": (_energy, random(400, 32))}
+PROGRAMS |= {"search": (lambda x: _distances(x).argmin(1), random(2000, 32))}
 PROGRAMS |= {"forces": (jax.grad(_energy), random(400, 32))}
 
 
