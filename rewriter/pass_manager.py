@@ -40,7 +40,7 @@ _BUDGET = 20_000  # rewrites of one program
 _DEPTH = 12  # rewrites of what a rewrite emitted
 _ROUNDS = 8  # times that the role passes look at one loop
 _done = 0
-_warned: set[str] = set()  # failures of the program in hand already warned about
+_warned: set[str] = set()  # loops of the program in hand already warned about
 
 
 def _bisect_limit() -> int:
@@ -49,7 +49,7 @@ def _bisect_limit() -> int:
 
 
 def new_program() -> None:
-    """Forget which failures were warned about."""
+    """Forget which loops were warned about."""
     _warned.clear()
 
 
@@ -249,8 +249,8 @@ class Rewriter:
         text = f"{type(error).__name__}: {str(error).splitlines()[:1]}"
         remark = _Manager.FAILED.at(_where(eqn), pass_name=name, error=text)
         self._record(eqn, "kept", remark)
-        if str(remark) not in _warned:
-            _warned.add(str(remark))
+        if str(remark.location) not in _warned:
+            _warned.add(str(remark.location))
             warnings.warn(f"rewriter: {remark}", RuntimeWarning, stacklevel=2)
 
     # -------------------------------------------------------- matching
