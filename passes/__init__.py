@@ -27,6 +27,7 @@ from passes.running_moments import RunningMoments
 from passes.running_softmax import RunningSoftmax
 from passes.table_layout import TableLayout
 from passes.table_recurrence import TableRecurrence
+from passes.triangular_fill import TriangularFill
 from passes.triangular_loop import TriangularLoop
 
 DEFAULT_PIPELINE = (
@@ -39,6 +40,7 @@ DEFAULT_PIPELINE = (
     KnownOutput(),  # before reads: backward loops read these indices
     IndexedRead(),  # reads before writes: a row read may free a buffer
     BufferWrite(),  # arrays that are only filled
+    TriangularFill(),  # late: tables filled up to the outer counter
     TriangularLoop(),  # late: bounds that are outer counters
     MaskedAccumulation(),  # late: sums under a condition
     BestSoFar(),  # a search instead of carries

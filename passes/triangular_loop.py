@@ -43,9 +43,10 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.graph import Loop, substitute
-from rewriter.indices import TABLE_LIMIT, Known, constant, rows
+from rewriter.indices import TABLE_LIMIT
 from rewriter.inline import inline
 from rewriter.legality import contains, unbatchable
+from rewriter.nests import counted, values_of
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.patterns import Body
 from rewriter.remarks import Remark, missed, passed
@@ -97,13 +98,13 @@ class TriangularLoop(LoopPass):
         known = loop.known()
         found = []
         for eqn in whiles:
-            places = _counted(eqn)
+            places = counted(eqn)
             if places is None or not _only_accumulates(eqn, *places):
                 continue
             carry = eqn.invars[
                 eqn.params["cond_nconsts"] + eqn.params["body_nconsts"] :
             ]
-            start, stop = (_values(carry[k], known, loop.length) for k in places)
+            start, stop = (values_of(carry[k], known, loop.length) for k in places)
             if start is None or stop is None:
                 continue
             trips = np.maximum(stop - start, 0)
@@ -135,35 +136,6 @@ class TriangularLoop(LoopPass):
         return substitute(loop.replace(eqns=eqns), mapping)
 
 
-def _counted(eqn: Any) -> tuple[int, int] | None:
-    """Return the carry positions of `i` and `n` of a loop that runs while `i < n`."""
-    p = eqn.params
-    cond, body = jc.open_jaxpr(p["cond_jaxpr"]), jc.open_jaxpr(p["body_jaxpr"])
-    eqns, subst, _ = inline(cond.eqns)
-    if len(eqns) != 1 or eqns[0].primitive.name != "lt":
-        return None
-    carried = list(cond.invars[p["cond_nconsts"] :])
-    test = eqns[0]
-    out = cond.outvars[0]
-    if subst.get(out, out) is not test.outvars[0]:
-        return None
-    if any(isinstance(v, jc.Literal) or v not in carried for v in test.invars):
-        return None
-    i, n = (carried.index(v) for v in test.invars)
-    inside = body.invars[p["body_nconsts"] :]
-    if body.outvars[n] is not inside[n]:
-        return None
-    eqns, subst, _ = inline(body.eqns)
-    made = {v: e for e in eqns for v in e.outvars}
-    step = made.get(subst.get(body.outvars[i], body.outvars[i]))
-    if step is None or step.primitive.name != "add" or inside[i] not in step.invars:
-        return None
-    by = [v for v in step.invars if v is not inside[i]]
-    if len(by) != 1 or not isinstance(by[0], jc.Literal) or int(by[0].val) != 1:
-        return None
-    return i, n
-
-
 def _only_accumulates(eqn: Any, counter: int, bound: int) -> bool:
     """Whether all other carries only accumulate, and the body may be batched."""
     p = eqn.params
@@ -191,16 +163,6 @@ def _only_accumulates(eqn: Any, counter: int, bound: int) -> bool:
         if step.primitive.name == "sub" and inside.plain(step.invars[0]) is not var:
             return False
     return True
-
-
-def _values(atom: Any, known: Any, length: int) -> np.ndarray | None:
-    """Return an integer's values at all outer steps."""
-    value: Known | None = (
-        constant(atom.val) if isinstance(atom, jc.Literal) else known.get(atom)
-    )
-    if value is None:
-        return None
-    return np.asarray(rows(value, length)).reshape(length).astype(np.int64)
 
 
 def _masked(inner: Inner, values: Sequence[Any]) -> list[Any]:

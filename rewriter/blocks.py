@@ -29,12 +29,7 @@ def emit_partition(
     """Emit the stages of a partition and return the original's outputs."""
     loop = part.dependence.loop
     consts: Env = {v: typed(s.get(args), v) for v, s in loop.consts}
-    nodes = part.dependence.nodes
-    hoisted = [
-        nodes[v].eqn
-        for v in part.dependence.order
-        if v in invariant and v in part.in_batch
-    ]
+    hoisted = _hoisted(part, invariant)
     evaluate(hoisted, consts, set())
     made = frozenset(v for e in hoisted for v in e.outvars)
     plan = Stages(
@@ -47,6 +42,19 @@ def emit_partition(
     else:
         state, stacks = _blocks(plan, schedule.block, state, xs)
     return results(loop, Outputs(args, state, stacks))
+
+
+def _hoisted(part: Partition, invariant: frozenset[int]) -> list[Any]:
+    """Return what is computed once: batched invariants and what they are made of."""
+    dep = part.dependence
+    needed = {v for v in invariant if v in part.in_batch}
+    live = list(needed)
+    while live:
+        reads = dep.nodes[live.pop()].reads
+        more = {dep.made[x] for x in reads if x in dep.made} - needed
+        needed |= more
+        live += more
+    return [dep.nodes[v].eqn for v in dep.order if v in needed]
 
 
 def _blocks(plan: Stages, size: int, state: Env, xs: Env) -> tuple[Env, dict[int, Any]]:

@@ -138,7 +138,12 @@ def _rule(eqn: Any, axes: Axes, length: int) -> tuple[Axes, int | None] | None:
     name, p = eqn.primitive.name, eqn.params
     given = [axes.get(v) for v in eqn.invars if not isinstance(v, jc.Literal)]
     at = next((a for a in given if a is not None), None)
-    if at is None or eqn.effects or any(jc.is_sharded(v.aval) for v in eqn.outvars):
+    if at is None or eqn.effects:
+        return None
+    if any(
+        jc.is_sharded(v.aval) or jc.is_extended(v.aval)
+        for v in (*_reads(eqn), *eqn.outvars)
+    ):
         return None
     if name in ELEMENTWISE or name in ("select_n", "sort", "clamp"):
         return _elementwise_rule(eqn, axes, at, length)
@@ -238,7 +243,8 @@ def parted(
     found = consumers(stacks, eqns, outvars, sums=True)
     out: list[Any] = []
     for eqn in eqns:
-        if found is None or is_exact(eqn) or not any(eqn is f for f in found.folds):
+        folds = () if found is None else found.folds
+        if found is None or not any(eqn is f for f in folds) or is_exact(eqn):
             out.append(eqn)
             continue
         (v,) = eqn.invars

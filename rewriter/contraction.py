@@ -223,17 +223,22 @@ def _factors(
     axes: tuple[int, ...],
     out: list[Factor],
     replaced: list[Any],
+    needed: bool = False,
 ) -> bool:
-    """Collect the factors of `atom`, whose own axes lie at `axes` of the term."""
+    """Collect the factors of `atom`, whose own axes lie at `axes` of the term.
+
+    What makes a product is `replaced`, unless the product is `needed` elsewhere too.
+    """
     if isinstance(atom, jc.Literal) or len(out) > 6:
         return False
     eqn = _eqn(part, atom)
     parts = None if eqn is None else _operands(eqn, axes)
     if parts is None:
         return _leaf(atom, axes, out)
-    if not all(_factors(part, v, own, out, replaced) for v, own in parts):
+    needed |= _readers(part, atom) != 1 or atom in part.stored
+    if not all(_factors(part, v, own, out, replaced, needed) for v, own in parts):
         return False
-    if _readers(part, atom) == 1 and atom not in part.stored:
+    if not needed:
         replaced.append(eqn)
     return True
 

@@ -40,6 +40,8 @@ def take_rows(operand: Any, access: Access, length: int, args: Sequence[Any]) ->
 
 def _affine_rows(operand: Any, access: Access, length: int) -> Any:
     axis, window, step, base = access.axis, access.window, access.step, access.base
+    if length == 0:
+        return lax.slice_in_dim(operand, 0, 0, axis=axis)
     if step == 0:
         row = lax.slice_in_dim(operand, base, base + window, axis=axis)
         tiled = jnp.broadcast_to(

@@ -312,6 +312,19 @@ PROGRAMS |= {
         {"eager": True},
     ),
 }
+
+
+def _mirrored(x):
+    def row(i, t):
+        near = lambda j, t: (  # noqa: E731
+            t.at[i, j].set(x[i] @ x[j]).at[j, i].set(x[i] @ x[j])
+        )
+        return lax.fori_loop(0, i, near, t)
+
+    return lax.fori_loop(0, len(x), row, jnp.eye(len(x)))
+
+
+PROGRAMS |= {"mirrored": (_mirrored, random(60, 3))}
 PROGRAMS |= {
     "horner": (_horner, random(64), random(5000)),
     "large_rows": (_large_rows, random(1000, 200), random(200, 16)),

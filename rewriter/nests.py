@@ -1,0 +1,50 @@
+"""Nested loops: inner `while` loops whose bounds the outer counter gives."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rewriter import jax_compat as jc
+from rewriter.indices import Known, constant, rows
+from rewriter.inline import inline
+
+
+def counted(eqn: Any) -> tuple[int, int] | None:
+    """Return the carry positions of `i` and `n` of a loop that runs while `i < n`."""
+    p = eqn.params
+    cond, body = jc.open_jaxpr(p["cond_jaxpr"]), jc.open_jaxpr(p["body_jaxpr"])
+    eqns, subst, _ = inline(cond.eqns)
+    if len(eqns) != 1 or eqns[0].primitive.name != "lt":
+        return None
+    carried = list(cond.invars[p["cond_nconsts"] :])
+    test = eqns[0]
+    out = cond.outvars[0]
+    if subst.get(out, out) is not test.outvars[0]:
+        return None
+    if any(isinstance(v, jc.Literal) or v not in carried for v in test.invars):
+        return None
+    i, n = (carried.index(v) for v in test.invars)
+    inside = body.invars[p["body_nconsts"] :]
+    if body.outvars[n] is not inside[n]:
+        return None
+    eqns, subst, _ = inline(body.eqns)
+    made = {v: e for e in eqns for v in e.outvars}
+    step = made.get(subst.get(body.outvars[i], body.outvars[i]))
+    if step is None or step.primitive.name != "add" or inside[i] not in step.invars:
+        return None
+    by = [v for v in step.invars if v is not inside[i]]
+    if len(by) != 1 or not isinstance(by[0], jc.Literal) or int(by[0].val) != 1:
+        return None
+    return i, n
+
+
+def values_of(atom: Any, known: Any, length: int) -> np.ndarray | None:
+    """Return an integer's values at all outer steps."""
+    value: Known | None = (
+        constant(atom.val) if isinstance(atom, jc.Literal) else known.get(atom)
+    )
+    if value is None:
+        return None
+    return np.asarray(rows(value, length)).reshape(length).astype(np.int64)
