@@ -7,6 +7,7 @@ not guard against cancellation.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -195,6 +196,27 @@ def assignment_by_hand(points: Array, centres: Array) -> Array:
     return in_blocks(
         lambda block: jnp.argmin(norms - 2 * block @ centres.T, axis=1), points, 1000
     )
+
+
+def assignment_after(points: Array, centres: Array) -> Array:
+    """Store all distances, then look for the nearest."""
+    rows = lax.map(lambda p: squares(centres, p), points)
+    return jnp.argmin(rows, axis=1)
+
+
+def energy_gradient(points: Array) -> Array:
+    """Return the gradient of a sum over all pairs."""
+    return jax.grad(_energy)(points)
+
+
+def energy_gradient_by_hand(points: Array) -> Array:
+    """Make the differences again in the backward loop, under a checkpoint."""
+    return jax.grad(lambda x: _energy(x, jax.checkpoint))(points)
+
+
+def _energy(points: Array, wrap: Callable[..., Any] = lambda row: row) -> Array:
+    row = wrap(lambda p, x: jnp.exp(-squares(x, p)))
+    return jnp.sum(lax.map(lambda p: row(p, points), points))
 
 
 def nearest(points: Array, others: Array) -> Array:
