@@ -7,7 +7,7 @@ rows accumulate. The other passes then see what the rows are for.
 Why it pays: the stacked array is never stored, so nothing that large is read again,
 and a distance that is only searched needs no matrix of distances.
 
-Legality: the loop carries nothing but counters; all readers of the array work row by
+Legality: no effects; the loop carries nothing but counters; all readers of the array work row by
 row or reduce over the rows; what is stored after is at most a quarter. Only above 8 MB;
 sums of whole float rows, in order less accurate than at once, only over the budget.
 
@@ -86,6 +86,8 @@ class ConsumerFusion(ProgramPass):
         if before < self.min_bytes:
             return none
         jaxpr = jc.open_jaxpr(closed)
+        if jaxpr.effects:
+            return none  # whose order the new order might change
         eqns, subst, consts = inline(jaxpr.eqns, inline_custom=True)
         outvars = [
             v if isinstance(v, jc.Literal) else subst.get(v, v) for v in jaxpr.outvars

@@ -154,6 +154,15 @@ def _effects(x):
     return lax.map(step, x).max(axis=1)
 
 
+@declines.add(X)
+def _effects_elsewhere(x):
+    d = rows(x)
+    jax.debug.callback(lambda _: None, x[0])
+    w = jnp.cumsum(x.sum(axis=1))[:M]
+    jax.debug.callback(lambda _: None, w)
+    return d @ w
+
+
 @pytest.mark.parametrize(("fn", "args", "options"), declines)
 def test_declines(fn, args, options):
     assert_declines(NAME, fn, args, oracle=True, **options)
