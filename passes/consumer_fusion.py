@@ -7,9 +7,10 @@ rows accumulate. The other passes then see what the rows are for.
 Why it pays: the stacked array is never stored, so nothing that large is read again,
 and a distance that is only searched needs no matrix of distances.
 
-Legality: no effects; the loop carries nothing but counters; all readers of the array work row by
-row or reduce over the rows; what is stored after is at most a quarter. Only above 8 MB;
-sums of whole float rows, in order less accurate than at once, only over the budget.
+Legality: no effects; the loop carries nothing but counters; all readers of the array
+work row by row or reduce over the rows; what is stored after is at most a quarter. Only
+above 8 MB; sums of whole float rows, in order less accurate than at once, only over the
+budget.
 
 Numerics: reassociate.
 
