@@ -16,7 +16,7 @@ from tests.generate_compare import check, check_report
 
 CHUNK = 20  # programs per test
 VALUES = range(0, 200, CHUNK)
-EAGER = range(500, 640, CHUNK)
+EAGER = range(500, 600, CHUNK)
 GRADIENTS = range(1000, 1100, CHUNK)
 VMAPPED = range(1500, 1540, CHUNK)
 STRICT = range(2000, 2060, CHUNK)

@@ -65,8 +65,9 @@ AFTER = {
     "more after": lambda d: jnp.cumsum(d.min(axis=1)) @ X,
     "outer after": lambda d: jnp.outer(d.min(axis=1), Y[:, 0]),
 }
+WRITTEN = ("argmin", "sum of all", "softmax", "transposed")
 for name, after in AFTER.items():
-    for make in (rows, written):
+    for make in (rows, written) if name in WRITTEN else (rows,):
         fires.append(
             pytest.param(
                 lambda x, make=make, after=after: after(make(x)),

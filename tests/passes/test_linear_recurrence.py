@@ -54,16 +54,25 @@ UPDATES = {
     "two terms": lambda h, x: 0.5 * h + 2.0 * x - 0.25 * jnp.sin(x),
 }
 for name, update in UPDATES.items():
+    for reverse, rows in ((False, X), (True, ROWS)):
+        case(
+            fires,
+            f"{name}, {'back' if reverse else 'ahead'}",
+            states(update, 0.5, reverse),
+            rows,
+            code="blocked",
+            loops=2,
+        )
+for count in (161, 96):
     for reverse in (False, True):
-        for rows in (X, ROWS, X[:161], X[:96]):
-            case(
-                fires,
-                f"{name}, {'back' if reverse else 'ahead'}, {rows.shape}",
-                states(update, 0.5, reverse),
-                rows,
-                code="blocked",
-                loops=2,
-            )
+        case(
+            fires,
+            f"{count} rows, {'back' if reverse else 'ahead'}",
+            states(UPDATES["decay"], 0.5, reverse),
+            X[:count],
+            code="blocked",
+            loops=2,
+        )
 
 CHANGING = {
     "gate": lambda h, x, y: jax.nn.sigmoid(y) * h + x,
