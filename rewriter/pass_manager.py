@@ -132,18 +132,26 @@ class Rewriter:
     def _whole(self, closed: Any) -> Any:
         """Run the passes that look at each loop within its program."""
         for p in self.program_passes:
-            seen: list[Any] = []
-            while True:
-                eqns = jc.open_jaxpr(closed).eqns
-                new = [e for e in eqns if _is_users_loop(e) and not _among(e, seen)]
-                if not new:
-                    break
-                seen.append(new[0])
-                try:
-                    closed = self._apply(p, new[0], closed) or closed
-                except Exception as error:
-                    self.fail(new[0], error)
+            seen: dict[int, Any] = {}
+            again = True
+            while again:
+                again = False
+                for eqn in jc.open_jaxpr(closed).eqns:
+                    if id(eqn) in seen or not _is_users_loop(eqn):
+                        continue
+                    seen[id(eqn)] = eqn
+                    new = self._within(p, eqn, closed)
+                    if new is not None:
+                        closed, again = new, True
+                        break
         return closed
+
+    def _within(self, p: Any, eqn: Any, closed: Any) -> Any:
+        try:
+            return self._apply(p, eqn, closed)
+        except Exception as error:
+            self.fail(eqn, error)
+            return None
 
     def _is_interesting(self, eqn: Any) -> bool:
         return (
@@ -365,10 +373,6 @@ def _given(eqn: Any, atoms: Sequence[Any]) -> list[Any]:
 def _is_users_loop(eqn: Any) -> bool:
     """Whether an equation is a scan that passes may change."""
     return eqn.primitive.name == "scan" and not is_emitted(eqn) and not is_kept(eqn)
-
-
-def _among(eqn: Any, some: Sequence[Any]) -> bool:
-    return any(eqn is e for e in some)
 
 
 def _tidy(loop: Loop) -> Loop:
