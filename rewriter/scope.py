@@ -53,7 +53,8 @@ class Scope:
             own = {v for e in jaxpr.eqns for v in e.outvars}
             own |= {*jaxpr.invars, *jaxpr.constvars}
             # values of inlined calls are known outside by another name
-            names = {subst.get(v, v): v for v in own if v in subst}
+            known = {v: s for v, s in subst.items() if not isinstance(s, Literal)}
+            names = {known[v]: v for v in own if v in known}
             names |= {v: v for v in own if v not in subst}
             made = {v: e for e in eqns for v in e.outvars}
             self._inlined = made, subst, names

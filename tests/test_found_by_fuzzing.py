@@ -71,7 +71,7 @@ def test_kinds(fn, args, options):
     assert_equivalent(fn, *args, **options)
 
 
-@pytest.mark.parametrize("seed", [50044, 50306, 50379, 50409, 50488, 50609])
+@pytest.mark.parametrize("seed", [50044, 50306, 50379, 50409, 50488, 50609, 60032])
 def test_seeds(seed):
     """The programs themselves, while the generator stays as it is."""
     from functools import partial
