@@ -243,7 +243,7 @@ def _reads(
     if sum(c.out is carry.out or c.out is carry.var for c in loop.carries) != 1:
         return None
     found: list[StateRead] = []
-    taken: set[int] = _chain(loop, update)
+    taken = {id(e) for e in update.eqns}
     for eqn in reversed(loop.eqns):
         if eqn.primitive.name not in ("dot_general", "reduce_sum") or id(eqn) in taken:
             continue
@@ -251,21 +251,8 @@ def _reads(
         if read is not None:
             found.append(read)
             taken.update(id(e) for e in read.used)
-    inside = states | {
-        v for e in loop.eqns if id(e) in _chain(loop, update) for v in e.outvars
-    }
+    inside = states.union(*(e.outvars for e in update.eqns))
     others = [e for e in loop.eqns if id(e) not in taken]
     if any(v in inside for e in others for v in reads(e)):
         return None
     return found
-
-
-def _chain(loop: Loop, update: LinearUpdate) -> set[int]:
-    """Return the equations that lead from a carry to its next value."""
-    made, var, chain = loop.made_by(), update.carry.out, set()
-    tainted = dependents(loop, update.carry)
-    while var is not update.carry.var:
-        eqn = loop.eqns[made[var]]
-        chain.add(id(eqn))
-        var = next(v for v in reads(eqn) if v in tainted)
-    return chain

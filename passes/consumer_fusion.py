@@ -35,13 +35,15 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
-from rewriter.absorb import in_order, mapped, with_consumers
+from rewriter.absorb import in_order, with_consumers
 from rewriter.consumers import Consumers, consumers, parted
 from rewriter.cost import nbytes
+from rewriter.graph import renamed_atom
 from rewriter.inline import inline
 from rewriter.pass_base import Context, Phase, Plan, ProgramPass
 from rewriter.patterns import literal
 from rewriter.remarks import Location, Remark, missed, passed
+from rewriter.report import format_bytes
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class ConsumerFusion(ProgramPass):
         remark = self.FOUND.at(
             none.location,
             bytes=before,
-            bytes_text=_text(before - kept),
+            bytes_text=format_bytes(before - kept),
             readers=", ".join(readers[-4:]),
         )
         return Fused(
@@ -128,9 +130,9 @@ class ConsumerFusion(ProgramPass):
             if eqn is loop:
                 out += new
             elif id(eqn) not in gone:
-                ins = [mapped(v, mapping) for v in eqn.invars]
+                ins = [renamed_atom(v, mapping) for v in eqn.invars]
                 out.append(eqn.replace(invars=ins))
-        ends = [mapped(v, mapping) for v in plan.outvars]
+        ends = [renamed_atom(v, mapping) for v in plan.outvars]
         out = in_order(out)
         variables = [v for v, _ in plan.consts]
         constants = [c for _, c in plan.consts]
@@ -157,9 +159,3 @@ def _is_map(eqn: Any) -> bool:
         if not any(literal(v) is not None for v in step.invars):
             return False
     return True
-
-
-def _text(size: float) -> str:
-    from rewriter.report import format_bytes
-
-    return format_bytes(size)

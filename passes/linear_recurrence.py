@@ -50,6 +50,7 @@ from rewriter.linear import LinearUpdate, Split, linear_update, split
 from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
 from rewriter.patterns import Body, is_private, literal
 from rewriter.prefix import block_states, prefix_states
+from rewriter.recurrence import uses
 from rewriter.remarks import Remark, missed, passed
 from rewriter.scope import Scope
 
@@ -128,7 +129,7 @@ class LinearRecurrence(LoopPass):
             return self.LOOP.at(
                 loop.location, carry=name, before=round(before), after=round(after)
             )
-        read = _read(loop)
+        read = uses(loop)
         given = [v for v in dict.fromkeys((carry.var, carry.out)) if v in read]
         parts = split(loop, carry, update.operands, given)
         if parts is None:
@@ -240,13 +241,6 @@ def _coefficient(update: LinearUpdate, body: Body) -> float | None:
 def _keeps(coefficient: float, block: int) -> bool:
     """Whether no power in a block overflows or vanishes."""
     return _LEAST_POWER <= abs(coefficient) ** block <= 1.0
-
-
-def _read(loop: Loop) -> set[Any]:
-    """Return what equations, ys and other carries read."""
-    found = {v for e in loop.eqns for v in e.invars if not isinstance(v, jc.Literal)}
-    ends = [*(a for _, a in loop.ys), *(c.out for c in loop.carries)]
-    return found | {a for a in ends if not isinstance(a, jc.Literal)}
 
 
 def _strided(loop: Loop, scope: Scope | None) -> list[Any]:

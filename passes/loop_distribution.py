@@ -55,6 +55,7 @@ from rewriter.pricing import (
     suits_planes,
 )
 from rewriter.remarks import Location, Remark, missed, passed
+from rewriter.report import format_bytes
 from rewriter.schedule import Schedule, choose
 
 
@@ -177,8 +178,8 @@ class LoopDistribution(LoopPass):
             return self.MEMORY.at(
                 where,
                 bytes=size.held,
-                bytes_text=_text(size.held),
-                budget=_text(ctx.options.memory_budget),
+                bytes_text=format_bytes(size.held),
+                budget=format_bytes(ctx.options.memory_budget),
             )
         return replace(
             self._plan(part, schedule, invariant, before, after), in_planes=tiny
@@ -218,7 +219,7 @@ class LoopDistribution(LoopPass):
             steps=loop.length,
             block=block or loop.length,
             bytes=schedule.peak_bytes,
-            bytes_text=_text(schedule.peak_bytes),
+            bytes_text=format_bytes(schedule.peak_bytes),
             before=round(before),
             after=round(after),
             moved=moved,
@@ -292,9 +293,3 @@ def _where_to(part: Partition, invariant: frozenset[int]) -> str:
             )
             said.append(f"{place}: {_listed(names)}")
     return "; ".join(said) or "sums"
-
-
-def _text(size: float) -> str:
-    from rewriter.report import format_bytes
-
-    return format_bytes(size)

@@ -44,6 +44,7 @@ from rewriter.graph import Loop, Source, substitute
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.producers import Producer
 from rewriter.remarks import Remark, missed, passed
+from rewriter.report import format_bytes
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,9 @@ class ProducerFusion(LoopPass):
         if not found:
             return none
         total = sum(nbytes(p.out) for _, p in found)
-        remark = self.FOUND.at(loop.location, bytes=total, bytes_text=_text(total))
+        remark = self.FOUND.at(
+            loop.location, bytes=total, bytes_text=format_bytes(total)
+        )
         return Fusion(remark, "fused", loop, tuple(found))
 
     def rewrite(self, plan: Fusion) -> Loop:
@@ -155,9 +158,3 @@ def _read(
 
 def _size(eqn: Any) -> int:
     return max((nbytes(v) for v in eqn.outvars), default=0)
-
-
-def _text(size: float) -> str:
-    from rewriter.report import format_bytes
-
-    return format_bytes(size)

@@ -37,6 +37,7 @@ from rewriter import jax_compat as jc
 from rewriter.cost import nbytes
 from rewriter.pass_base import Context, Phase, Plan, ProgramPass
 from rewriter.remarks import Location, Remark, missed, passed
+from rewriter.report import format_bytes
 from rewriter.residuals import Slice, reading, slice_of
 
 
@@ -89,7 +90,7 @@ class ResidualRecomputation(ProgramPass):
         if not found:
             return self.NONE.at(where)
         total = sum(nbytes(eqn.invars[k]) for k in found)
-        remark = self.FOUND.at(where, bytes=total, bytes_text=_text(total))
+        remark = self.FOUND.at(where, bytes=total, bytes_text=format_bytes(total))
         return Again(remark, "", eqn, closed, found)
 
     def _is_read_by_rows(self, atom: Any, closed: Any) -> bool:
@@ -121,9 +122,3 @@ class ResidualRecomputation(ProgramPass):
         for eqn in jaxpr.eqns:
             eqns += reading(eqn, plan.found) if eqn is plan.eqn else [eqn]
         return jc.dce(jc.replace_eqns(plan.closed, eqns, jaxpr.outvars))
-
-
-def _text(size: float) -> str:
-    from rewriter.report import format_bytes
-
-    return format_bytes(size)

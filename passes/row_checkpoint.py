@@ -46,6 +46,7 @@ from rewriter.graph import Loop, reads, substitute
 from rewriter.orient import evaluate
 from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
 from rewriter.remarks import Remark, missed, passed
+from rewriter.report import format_bytes
 from rewriter.residuals import SmallRows, is_light
 
 
@@ -103,7 +104,7 @@ class RowCheckpoint(LoopPass):
             return none
         total = row * loop.length
         remark = self.FOUND.at(
-            loop.location, most=most, bytes=total, bytes_text=_text(total)
+            loop.location, most=most, bytes=total, bytes_text=format_bytes(total)
         )
         return Wrapped(remark, "", loop, most)
 
@@ -137,9 +138,3 @@ class RowCheckpoint(LoopPass):
 
 def _is_float(var: Any) -> bool:
     return bool(jnp.issubdtype(jc.dtype_of(var), jnp.inexact))
-
-
-def _text(size: float) -> str:
-    from rewriter.report import format_bytes
-
-    return format_bytes(size)

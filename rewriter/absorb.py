@@ -11,6 +11,8 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.consumers import Consumers, evaluate_row, operation
+from rewriter.emit import value_of
+from rewriter.graph import renamed_atom
 
 
 def with_consumers(loop: Any, found: Consumers) -> tuple[list[Any], list[Any]]:
@@ -41,12 +43,7 @@ def with_consumers(loop: Any, found: Consumers) -> tuple[list[Any], list[Any]]:
         known = dict(zip(atoms, values, strict=True))
         env: dict[Any, Any] = {}
         for v, atom in stacks.items():
-            row = (
-                jnp.asarray(atom.val, jc.dtype_of(atom))
-                if isinstance(atom, jc.Literal)
-                else known[atom]
-            )
-            env[v] = lax.expand_dims(row, (0,))
+            env[v] = lax.expand_dims(value_of(atom, known), (0,))
         for v in same:
             env[v] = known[inside[v]]
         for v in rows:
@@ -77,7 +74,7 @@ def with_consumers(loop: Any, found: Consumers) -> tuple[list[Any], list[Any]]:
         known = dict(zip(given, values, strict=True))
 
         def value(v: Any) -> Any:
-            return _value(v, known)
+            return value_of(v, known)
 
         def moved(v: Any) -> Any:
             return jnp.moveaxis(value(v), lies[v] or 0, 0)
@@ -104,7 +101,7 @@ def with_consumers(loop: Any, found: Consumers) -> tuple[list[Any], list[Any]]:
     renamed = dict(zip(results, loop.outvars, strict=False))
     made_eqns = [
         e.replace(
-            invars=[mapped(v, renamed) for v in e.invars],
+            invars=[renamed_atom(v, renamed) for v in e.invars],
             outvars=[renamed.get(v, v) for v in e.outvars],
         )
         for e in made_eqns
@@ -148,11 +145,6 @@ def _identity(fold: Any) -> Any:
     return jnp.full(aval.shape, value, aval.dtype)
 
 
-def mapped(v: Any, mapping: dict[Any, Any]) -> Any:
-    """Return what an atom is called now."""
-    return v if isinstance(v, jc.Literal) else mapping.get(v, v)
-
-
 def in_order(eqns: Sequence[Any]) -> list[Any]:
     """Return equations in an order in which all are made before they are read."""
     made = {v: i for i, e in enumerate(eqns) for v in e.outvars}
@@ -175,9 +167,3 @@ def in_order(eqns: Sequence[Any]) -> list[Any]:
                 done.add(i)
                 out.append(eqns[i])
     return out
-
-
-def _value(atom: Any, known: dict[Any, Any]) -> Any:
-    if isinstance(atom, jc.Literal):
-        return jnp.asarray(atom.val, jc.dtype_of(atom))
-    return known[atom]

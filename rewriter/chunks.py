@@ -19,7 +19,7 @@ import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.emit import emitted
+from rewriter.emit import emitted, value_of
 from rewriter.network import Factor, StateRead, contract
 
 Rows = Mapping[Any, Any]
@@ -100,11 +100,11 @@ def states_in_order(
         row = {**consts, **dict(zip(names, parts, strict=True))}
 
         def value(factor: Factor) -> Any:
-            return _value(factor.atom, row), factor.labels
+            return value_of(factor.atom, row), factor.labels
 
         new = state
         for g in a.decay:
-            new = new * _value(g, row)
+            new = new * value_of(g, row)
         for k, negative in enumerate(a.negative):
             read = a.reads[0]
             term = contract(
@@ -157,14 +157,8 @@ def _axes(read: StateRead, size: int) -> tuple[int, int, dict[int, int]]:
 
 def _operand(factor: Factor, axis: int, rows: Rows, consts: Rows) -> Any:
     if isinstance(factor.atom, jc.Literal) or factor.atom not in rows:
-        return _value(factor.atom, consts), factor.labels
+        return value_of(factor.atom, consts), factor.labels
     return rows[factor.atom], (axis, *factor.labels)
-
-
-def _value(atom: Any, known: Rows) -> Any:
-    if isinstance(atom, jc.Literal):
-        return jnp.asarray(atom.val, jc.dtype_of(atom))
-    return known[atom]
 
 
 def _shaped(value: Any, read: StateRead, *rows: int) -> Any:
@@ -176,7 +170,7 @@ def _decay(a: Attention, rows: Rows, consts: Rows) -> Any:
     if all(isinstance(v, jc.Literal) for v in a.decay):
         return float(np.prod([np.float64(v.val) for v in a.decay]))
     known = {**consts, **rows}
-    return functools.reduce(jnp.multiply, [_value(v, known) for v in a.decay])
+    return functools.reduce(jnp.multiply, [value_of(v, known) for v in a.decay])
 
 
 def _weights(a: Attention, decay: Any, size: int, dtype: Any) -> _Weights:

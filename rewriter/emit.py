@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from rewriter import jax_compat as jc
 from rewriter.graph import EMITTED, Loop, Outputs, counters_as_carries
@@ -54,6 +55,13 @@ def results(loop: Loop, out: Outputs) -> list[Any]:
     for result, var in zip(loop.results, loop.eqn.outvars, strict=True):
         values.append(None if result is None else jc.coerce(result.get(out), var.aval))
     return values
+
+
+def value_of(atom: Any, known: Mapping[Any, Any]) -> Any:
+    """Return the value of an atom: a literal's own, or what is known."""
+    if isinstance(atom, jc.Literal):
+        return jnp.asarray(atom.val, jc.dtype_of(atom))
+    return known[atom]
 
 
 def typed(value: Any, var: Any) -> Any:

@@ -333,6 +333,11 @@ def counters_as_carries(loop: Loop) -> Loop:
     )
 
 
+def renamed_atom(atom: Any, names: Mapping[Any, Any]) -> Any:
+    """Return what an atom is called by these names."""
+    return atom if isinstance(atom, jc.Literal) else names.get(atom, atom)
+
+
 def substitute(loop: Loop, mapping: Mapping[Any, Any]) -> Loop:
     """Replace variables by atoms throughout the body."""
 

@@ -42,6 +42,7 @@ class LinearUpdate:
 
     carry: Carry
     steps: tuple[tuple[str, Any], ...]
+    eqns: tuple[Any, ...]  # from the next value back to the carry
 
     @property
     def operands(self) -> tuple[Any, ...]:
@@ -87,11 +88,13 @@ def linear_update(loop: Loop, carry: Carry) -> LinearUpdate | None:
         dependents(loop, carry),
     )
     steps: list[tuple[str, Any]] = []
+    chain: list[Any] = []
     var = carry.out
     while var is not carry.var:
         eqn = made.get(var)
         if eqn is None or var.aval.shape != aval.shape or var.aval.dtype != aval.dtype:
             return None
+        chain.append(eqn)
         name = eqn.primitive.name
         if name in ("neg", "convert_element_type"):
             steps += [("neg", None)] if name == "neg" else []
@@ -110,7 +113,9 @@ def linear_update(loop: Loop, carry: Carry) -> LinearUpdate | None:
             return None
         if isinstance(var, jc.Literal):
             return None
-    return LinearUpdate(carry, tuple(reversed(steps))) if steps else None
+    if not steps:
+        return None
+    return LinearUpdate(carry, tuple(reversed(steps)), tuple(chain))
 
 
 def dependents(loop: Loop, carry: Carry) -> set[Any]:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
+from rewriter.graph import renamed_atom
 from rewriter.inline import inline
 from rewriter.patterns import literal
 from rewriter.planes import ELEMENTWISE
@@ -174,11 +175,12 @@ def reading(eqn: Any, found: Mapping[int, tuple[Any, Slice]]) -> list[Any]:
             own.update(zip(e.outvars, outs, strict=True))
         mapping[body.invars[k]] = own[part.out]
     rest = [
-        e.replace(invars=[_mapped(v, mapping) for v in e.invars]) for e in body.eqns
+        e.replace(invars=[renamed_atom(v, mapping) for v in e.invars])
+        for e in body.eqns
     ]
     new = jc.build_jaxpr(
         [*const_vars, *body.invars[nc : nc + nk], *row_vars],
-        [_mapped(v, mapping) for v in body.outvars],
+        [renamed_atom(v, mapping) for v in body.outvars],
         [*eqns, *rest],
         body,
     )
@@ -215,7 +217,3 @@ def _counted(p: Any, dtype: Any, first: int, step: int) -> Any:
     at = lax.iota(dtype, p.length)
     at = jnp.asarray(p.length - 1, dtype) - at if p.reverse else at
     return jnp.asarray(first, dtype) + jnp.asarray(step, dtype) * at
-
-
-def _mapped(v: Any, mapping: Mapping[Any, Any]) -> Any:
-    return v if isinstance(v, jc.Literal) else mapping.get(v, v)
