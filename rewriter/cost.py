@@ -10,6 +10,7 @@ from typing import Any
 from rewriter import jax_compat as jc
 from rewriter.graph import carry_fixpoint, reads, variant_values
 from rewriter.machine import Machine
+from rewriter.orient import is_grouped
 from rewriter.rowwise import form_of
 
 # relative price of one element, in units of a cheap one
@@ -243,7 +244,7 @@ class Model:
             return self.loop(eqn)
         if name in LIBRARY:
             call = {True: 0.0, False: 0.25 * m.library_call}[name in _IN_LINE]
-            return call + 1.1 * self._library(eqn)
+            return call + (0.4 if is_grouped(eqn) else 1.1) * self._library(eqn)
         flags = [not isinstance(v, jc.Literal) and v in variant for v in eqn.invars]
         if name in _CONTROL:
             return self.control(eqn, flags)

@@ -16,11 +16,15 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from rewriter import intervals
+from rewriter import decisions, winners
 from rewriter import jax_compat as jc
 from rewriter.emit import emitted
+from rewriter.graph import reads, variant_values
+from rewriter.intervals import Decisions, Ends, is_choice
+from rewriter.orient import evaluate
 
 TAU = 0.13  # a distance below this part of the norms may have lost digits
+Products = tuple[Any, Any, Any]  # -2 x.y (b, m), and the norms (b,) and (m,)
 GRIDS = (1.0, 16.0, 256.0)  # data that are multiples of 1/g
 
 
@@ -53,7 +57,7 @@ class RowsOfDistances:
     eqns: tuple[Any, ...]  # what follows, in order
     rest: tuple[Any, ...]  # variables that it reads, the other operands
     outs: tuple[Any, ...]
-    known: intervals.Decisions
+    known: Decisions
     mapped: tuple[bool, ...]
     row_ns: float
     row_bytes: int
@@ -62,55 +66,93 @@ class RowsOfDistances:
 
     def batched(self, values: Sequence[Any], jaxpr: Any) -> list[Any]:
         """Compute all rows; those in doubt by the original step."""
-        rows, table, centre, points, t, fits = values[:6]
-        rest = values[6:]
-        x = rows - centre
-        s = jnp.sum(x * x, axis=-1)
-        product = lax.dot_general(
-            -2 * x, points, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST
-        )
-        total = s[:, None] + t[None]
-        squared = total + product
-        low, high = (2.0**-80, 2.0**100) if s.dtype.itemsize == 4 else (2e-300, 1e300)
-        doubt = ~((s > low) & (s < high))
-        if self.guarded and self.values:
-            squared, several = _mended(rows, table, squared, total)
-            doubt |= several
-        squared = jnp.maximum(squared, 0)
-        out, unsure = self._follow(squared, s, t, rest)
+        products = _products(values)
         if not self.guarded:
-            return out
-        doubt |= unsure
+            return self._plain(products, values)
+        rows, fits = values[0], values[5]
+        return lax.cond(
+            jnp.any(fits & on_grids(rows)),
+            self._plain,
+            lambda products, values: self._checked(products, values, jaxpr),
+            products,
+            list(values),
+        )
 
-        def repeated(out: list[Any]) -> list[Any]:
-            exact = jnp.any(fits & on_grids(rows))
-            return self._repeated(doubt & ~exact, out, values, jaxpr)
+    def _plain(self, products: Products, values: Sequence[Any]) -> list[Any]:
+        """Compute all rows as if the products were exact."""
+        cross, s, t = products
 
-        return lax.cond(jnp.any(doubt), repeated, lambda out: out, out)
+        def one(cross: Any, norm: Any, *others: Any) -> list[Any]:
+            env = self._environment(jnp.maximum((norm + t) + cross, 0), others)
+            evaluate(self.eqns, env, variant_values(self.eqns, {self.squared}))
+            return self._outputs(env)
 
-    def _follow(
-        self, squared: Any, s: Any, t: Any, rest: Sequence[Any]
-    ) -> tuple[list[Any], Any]:
-        """Run what follows on every row; also say which decisions are in doubt."""
-        unit = float(jnp.finfo(squared.dtype).eps) / 2
+        return self._over_rows(one, [cross, s], values[6:])
+
+    def _checked(
+        self, products: Products, values: Sequence[Any], jaxpr: Any
+    ) -> list[Any]:
+        """Compute all rows, and those in doubt again."""
+        rows, table = values[:2]
+        cross, s, t = products
+        low, high = (2.0**-80, 2.0**100) if s.dtype.itemsize == 4 else (2e-300, 1e300)
+        doubt = ~((s > low) & (s < high)) | ~jnp.all(t < high * 2.0**20)
+        unit = float(jnp.finfo(cross.dtype).eps) / 2
         d = self.features
+        if self.values:
+            total = s[:, None] + t[None]
+            cross, several = _mended(rows, table, total + cross, total)
+            doubt |= several
+        error = unit * (d + 8)  # of the norms and of the distance
+        least, most = t * (1 - 2 * error), t * (1 + 2 * error)
+        computes = any(
+            self.squared in reads(e)
+            and id(e) not in self.known.deciding
+            and not is_choice(e)
+            for e in self.eqns
+        )
 
-        def one(distances: Any, norm: Any, *others: Any) -> Any:
-            env = dict(zip(self.rest, others, strict=True))
-            env[self.squared] = distances
+        def one(cross: Any, norm: Any, row: Any, *others: Any) -> Any:
             if self.values:
-                error = distances * (unit * (d + 40))
+                squared = jnp.maximum(cross, 0)
+                pair = _around(squared, unit * (d + 40))
             else:
-                error = (norm + t) * (unit * (d + 6)) + distances * (unit * (d + 6))
-            ends = {
-                self.squared: (jnp.maximum(distances - error, 0), distances + error)
-            }
-            doubt = intervals.run(self.eqns, self.known, env, ends)
-            outs = [v.val if isinstance(v, jc.Literal) else env[v] for v in self.outs]
-            return outs, doubt
+                squared = jnp.maximum((norm + t) + cross, 0)
+                down, up = norm * (1 - 2 * error), norm * (1 + 2 * error)
+                low = (down + least) + cross * (1 - error)
+                high = (up + most) + cross * (1 + error)
+                if computes:
+                    low, high = jnp.maximum(low, 0), jnp.maximum(high, 0)
+                pair = Ends(low, high, True)
 
-        axes = [0 if m else None for m in self.mapped[6:]]
-        return jax.vmap(one, in_axes=(0, 0, *axes))(squared, s, *rest)
+            def direct(index: Any) -> tuple[Any, Ends]:
+                near = table.at[index].get(mode="promise_in_bounds")
+                value = jnp.sum((near - row) ** 2, axis=-1)
+                return value, _around(value, 2 * unit * (d + 4))
+
+            env = self._environment(squared, others)
+            ends = {self.squared: pair}
+            doubt = decisions.run(self.eqns, self.known, env, ends, direct)
+            return self._outputs(env), doubt
+
+        out, unsure = self._over_rows(one, [cross, s, rows], values[6:])
+        doubt |= unsure
+        return lax.cond(
+            jnp.any(doubt),
+            lambda out: self._repeated(doubt, out, values, jaxpr),
+            lambda out: out,
+            out,
+        )
+
+    def _environment(self, distances: Any, others: Sequence[Any]) -> dict[Any, Any]:
+        return {**dict(zip(self.rest, others, strict=True)), self.squared: distances}
+
+    def _outputs(self, env: dict[Any, Any]) -> list[Any]:
+        return [v.val if isinstance(v, jc.Literal) else env[v] for v in self.outs]
+
+    def _over_rows(self, one: Any, rows: Sequence[Any], rest: Sequence[Any]) -> Any:
+        axes = [0] * len(rows) + [0 if m else None for m in self.mapped[6:]]
+        return jax.vmap(one, in_axes=axes)(*rows, *rest)
 
     def _repeated(
         self, doubt: Any, out: list[Any], values: Sequence[Any], jaxpr: Any
@@ -137,21 +179,33 @@ class RowsOfDistances:
         return lax.while_loop(lambda s: s[0] < count, emitted(again, "again"), start)[1]
 
 
+def _products(values: Sequence[Any]) -> Products:
+    """Return `-2 x.y` of all pairs (b, m), and the norms (b,) and (m,)."""
+    rows, _, centre, points, t = values[:5]
+    x = rows - centre
+    cross = lax.dot_general(
+        -2 * x, points, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST
+    )
+    return cross, jnp.sum(x * x, axis=-1), t
+
+
+def _around(value: Any, error: float) -> Ends:
+    return Ends(value * (1 - error), value * (1 + error), True)
+
+
 def _mended(rows: Any, table: Any, squared: Any, total: Any) -> tuple[Any, Any]:
     """Recompute the one near entry of each row; rows with more are in doubt."""
     near = ~(squared > TAU * total)
-    column = lax.broadcasted_iota(jnp.int32, squared.shape, 1)
-    count = jnp.sum(near.astype(jnp.int32), axis=1)
-    where = jnp.sum(jnp.where(near, column, 0), axis=1)
-    where = jnp.minimum(where, squared.shape[1] - 1)
+    where, several = winners.only(near, 1)
     direct = jnp.sum((rows - table[where]) ** 2, axis=1)
-    only = (column == where[:, None]) & (count == 1)[:, None]
-    return jnp.where(only, direct[:, None], squared), count > 1
+    column = lax.broadcasted_iota(jnp.int32, squared.shape, 1)
+    only = near & (column == where[:, None])
+    return jnp.where(only, direct[:, None], squared), several
 
 
 def price(features: int, rows: int, model: Any) -> float:
     """Return ns of one row of distances and the checks on it."""
-    return 2.0 * features * rows * model.machine.flop_batch + 0.8 * rows
+    return 2.0 * features * rows * model.machine.flop_batch + 0.5 * rows
 
 
 def row_bytes(rows: int, itemsize: int) -> int:

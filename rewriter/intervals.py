@@ -1,22 +1,23 @@
-"""Decisions on uncertain values: which rows could come out differently.
+"""Values that are known within ends, and the decisions that can be taken on them.
 
 A row whose distances are known within bounds takes the same decisions (`argmin`,
-`top_k`, `<`) as the exact one unless bounds overlap. `Uncertain` follows values with
-lower and upper ends through a step; `classify` says beforehand whether it can.
+`top_k`, `<`) as the exact one unless bounds overlap. `classify` says beforehand what
+becomes of the distances; `rewriter.decisions` then follows the ends through the step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.graph import reads, variant_values
-from rewriter.orient import evaluate, extreme
+from rewriter.graph import reads
+from rewriter.orient import extreme
 from rewriter.planes import ELEMENTWISE
 
 # monotone in any one operand, the others fixed
@@ -62,7 +63,8 @@ _ROUNDINGS = 8
 _SHAPES = frozenset(
     {"broadcast_in_dim", "reshape", "squeeze", "expand_dims", "stop_gradient", "copy"}
 )
-_COMPARE = frozenset({"lt", "le", "gt", "ge"})
+COMPARE = frozenset({"lt", "le", "gt", "ge"})
+_INDICES = frozenset({"argmin", "argmax", "top_k"})
 _EXTREME = frozenset({"reduce_max", "reduce_min"})
 _BROKEN = frozenset(
     {"eq", "ne", "floor", "ceil", "round", "sign", "rem", "nextafter", "is_finite"}
@@ -76,9 +78,13 @@ _SMOOTH = frozenset(
 class Decisions:
     """What becomes of an uncertain value: bounded values, and decisions on them."""
 
+    start: Any
     bounded: frozenset[Any]
     smooth: frozenset[Any]  # depends on it, without bounds
     deciding: frozenset[int]  # ids of equations
+    pointwise: tuple[Any, ...]  # equations on each element of `start` by itself
+    counts: dict[int, Any]  # the sum that counts what a comparison says
+    rough: frozenset[Any]  # has an error of `start`, not only of its winners
     reason: str = ""
 
     @property
@@ -87,12 +93,10 @@ class Decisions:
         return self.bounded | self.smooth
 
 
-def classify(eqns: Sequence[Any], start: Any) -> Decisions:
-    """Follow the uncertain `start` through equations in order."""
+def classify(eqns: Sequence[Any], start: Any, outs: Collection[Any] = ()) -> Decisions:
+    """Follow the uncertain `start` through equations in order; `outs` leave them."""
     bounded, smooth, deciding = {start}, set(), set()
-
-    def refused(what: str) -> Decisions:
-        return Decisions(frozenset(), frozenset(), frozenset(), what)
+    rough, pointwise, made = {start}, [], {start}
 
     for eqn in eqns:
         name = eqn.primitive.name
@@ -100,138 +104,183 @@ def classify(eqns: Sequence[Any], start: Any) -> Decisions:
         loose = [v for v in reads(eqn) if v in smooth]
         if not own and not loose:
             continue
-        if name in _COMPARE or name in ("argmin", "argmax", "top_k"):
+        wins = is_choice(eqn) and own[0] in made
+        decides = name in COMPARE or name in _INDICES
+        if not rough.isdisjoint(reads(eqn)) and not wins:
+            rough.update(() if decides and name != "top_k" else eqn.outvars)
+        if decides:
             if loose:
-                return refused(f"{name} of a value whose error is not known")
-            if name == "top_k" and len(eqn.invars[0].aval.shape) != 1:
-                return refused(name)
+                return _refused(start, f"{name} of a value whose error is not known")
+            if name == "top_k" and not is_choice(eqn):
+                return _refused(start, name)
             deciding.add(id(eqn))
             if name == "top_k":
                 bounded.add(eqn.outvars[0])
             continue
         floating = all(jnp.issubdtype(v.aval.dtype, jnp.floating) for v in eqn.outvars)
         if name in _BROKEN or not floating:
-            return refused(f"{name}, which a rounding may tip,")
-        if (
-            not loose
-            and len(own) == 1
-            and (
-                name in _MONOTONE
-                or name in _SHAPES
-                or name in _EXTREME
-                or (name == "select_n" and not _among(eqn.invars[0], bounded))
-                or name == "convert_element_type"
-            )
-        ):
+            return _refused(start, f"{name}, which a rounding may tip,")
+        if not loose and len(own) == 1 and _keeps_ends(eqn, bounded):
             bounded.update(eqn.outvars)
-        elif (
-            name in ELEMENTWISE
-            or name in _SMOOTH
-            or name in _SHAPES
-            or name in _EXTREME
-            or (name == "gather" and not _among(eqn.invars[1], bounded | smooth))
-        ):
+            if own[0] in made and _is_pointwise(eqn, start):
+                made.update(eqn.outvars)
+                pointwise.append(eqn)
+        elif _is_smooth(eqn, bounded | smooth):
             smooth.update(eqn.outvars)
         else:
-            return refused(name)
-    return Decisions(frozenset(bounded), frozenset(smooth), frozenset(deciding))
-
-
-def run(
-    eqns: Sequence[Any], known: Decisions, env: dict[Any, Any], ends: dict[Any, Any]
-) -> Any:
-    """Evaluate one row in `env` and return whether a decision was uncertain.
-
-    `ends` maps bounded values to a pair of values between which they lie.
-    """
-    doubt = jnp.zeros((), bool)
-
-    def read(v: Any) -> Any:
-        return v.val if isinstance(v, jc.Literal) else env[v]
-
-    variant = variant_values(eqns, set(known.uncertain))
-    for eqn in eqns:
-        values = [read(v) for v in eqn.invars]
-        evaluate([eqn], env, variant)
-        if id(eqn) in known.deciding:
-            doubt |= _doubt(eqn, values, env, ends)
-        elif eqn.outvars[0] in known.bounded:
-            pairs = _pairs(eqn, values, ends)
-            ends[eqn.outvars[0]] = _ends(eqn, pairs)
-            by = eqn.invars[-1] if eqn.primitive.name == "div" else None
-            if by is not None and _among(by, known.bounded):
-                doubt |= _may_be_zero(pairs[1])
-    return doubt
-
-
-def _among(atom: Any, values: Collection[Any]) -> bool:
-    return not isinstance(atom, jc.Literal) and atom in values
-
-
-Pair = tuple[Any, Any]
-
-
-def _pairs(eqn: Any, values: Sequence[Any], ends: dict[Any, Any]) -> list[Pair]:
-    """Return the ends of an equation's operands."""
-    return [
-        (x, x) if isinstance(v, jc.Literal) else ends.get(v, (x, x))
-        for v, x in zip(eqn.invars, values, strict=True)
-    ]
-
-
-def _ends(eqn: Any, pairs: Sequence[Pair]) -> Pair:
-    """Return two values between which a bounded result lies."""
-    name = eqn.primitive.name
-    if name in _EXTREME:  # which end is the upper one may differ between elements
-        low, high = _ordered(pairs[0])
-        return extreme(eqn, [low]), extreme(eqn, [high])
-    one, two = (jc.rebind(eqn, [p[side] for p in pairs])[0] for side in (0, 1))
-    if name not in _APPROXIMATE:
-        return one, two
-    low, high = _ordered((one, two))
-    error = _ROUNDINGS * float(jnp.finfo(low.dtype).eps)
-    return (
-        lax.min(low * (1 - error), low * (1 + error)),
-        lax.max(high * (1 - error), high * (1 + error)),
+            return _refused(start, name)
+    return Decisions(
+        start,
+        frozenset(bounded),
+        frozenset(smooth),
+        frozenset(deciding),
+        tuple(pointwise),
+        _counts(eqns, deciding, outs),
+        frozenset(rough),
     )
 
 
-def _may_be_zero(pair: Pair) -> Any:
-    """Return whether a divisor may pass zero, where a quotient is not monotone."""
-    a, b = pair
-    return ~jnp.all((a >= 0) & (b >= 0) | (a < 0) & (b < 0))
+def _refused(start: Any, reason: str) -> Decisions:
+    empty: frozenset[Any] = frozenset()
+    return Decisions(start, empty, empty, empty, (), {}, empty, reason)
 
 
-def _doubt(
-    eqn: Any, values: Sequence[Any], env: dict[Any, Any], ends: dict[Any, Any]
-) -> Any:
-    """Return whether a decision could be another one within the bounds."""
+def _keeps_ends(eqn: Any, bounded: Collection[Any]) -> bool:
+    """Whether the result for the ends of its one bounded operand are ends of it."""
     name = eqn.primitive.name
-    if name in _COMPARE:
-        pairs = _pairs(eqn, values, ends)
-        (a, b), (c, d) = (_ordered(p) for p in pairs)
-        first, second = jc.rebind(eqn, [a, d])[0], jc.rebind(eqn, [b, c])[0]
-        return jnp.any(first != second)
-    low, high = _ordered(ends[eqn.invars[0]])
-    if name in ("argmax", "top_k"):
-        low, high = -high, -low
-    if name == "top_k":
-        taken = env[eqn.outvars[1]]
-        lows, highs = low[taken], high[taken]
-        ends[eqn.outvars[0]] = (-highs, -lows)
-        k = taken.shape[-1]
-        inside = jnp.sum((~(low > highs[-1])).astype(jnp.int32))
-        crossing = jnp.any(~(lows[1:] > highs[:-1]))
-        return crossing | (inside > k)
-    (axis,) = eqn.params["axes"]
-    at = jnp.expand_dims(env[eqn.outvars[0]], axis)
-    nearest = high[at] if high.ndim == 1 else jnp.take_along_axis(high, at, axis)
-    able = (~(low > nearest)).astype(jnp.int32)
-    return jnp.any(jnp.sum(able, axis=axis) > 1)
+    return (
+        name in _MONOTONE
+        or name in _SHAPES
+        or name in _EXTREME
+        or (name == "select_n" and not among(eqn.invars[0], bounded))
+        or name == "convert_element_type"
+    )
 
 
-def _ordered(pair: Pair) -> Pair:
-    a, b = pair
-    if a is b:
-        return a, b
-    return lax.min(a, b), lax.max(a, b)
+def _is_smooth(eqn: Any, uncertain: Collection[Any]) -> bool:
+    """Whether a small error of an operand is a small error of the result."""
+    name = eqn.primitive.name
+    return (
+        name in ELEMENTWISE
+        or name in _SMOOTH
+        or name in _SHAPES
+        or name in _EXTREME
+        or (name == "gather" and not among(eqn.invars[1], uncertain))
+    )
+
+
+def is_choice(eqn: Any) -> bool:
+    """Whether an equation takes values of a vector that could be evaluated again."""
+    name = eqn.primitive.name
+    return name in (*_EXTREME, "top_k") and len(eqn.invars[0].aval.shape) == 1
+
+
+def _is_pointwise(eqn: Any, start: Any) -> bool:
+    """Whether an equation acts on every element of a vector by itself."""
+    elementwise = eqn.primitive.name in ELEMENTWISE or eqn.primitive.name == "select_n"
+    return elementwise and all(
+        v.aval.shape in ((), start.aval.shape) for v in (*eqn.invars, *eqn.outvars)
+    )
+
+
+def _counts(
+    eqns: Sequence[Any], deciding: Collection[int], outs: Collection[Any]
+) -> dict[int, Any]:
+    """Return the sums that count what comparisons say, by their ids."""
+    readers: dict[Any, list[Any]] = {}
+    for eqn in eqns:
+        for v in reads(eqn):
+            readers.setdefault(v, []).append(eqn)
+
+    def counting(eqn: Any) -> Any:
+        (out,) = eqn.outvars
+        if out in outs or len(readers.get(out, [])) != 1:
+            return None
+        (reader,) = readers[out]
+        if reader.primitive.name == "convert_element_type":
+            return counting(reader) if _counts_exactly(reader.outvars[0]) else None
+        whole = len(reader.params.get("axes", ())) == len(out.aval.shape)
+        return reader if reader.primitive.name == "reduce_sum" and whole else None
+
+    found = {
+        id(e): counting(e)
+        for e in eqns
+        if id(e) in deciding and e.primitive.name in COMPARE
+    }
+    return {k: e for k, e in found.items() if e is not None}
+
+
+def _counts_exactly(var: Any) -> bool:
+    dtype, size = var.aval.dtype, max(var.aval.size, 1)
+    if jnp.issubdtype(dtype, jnp.floating):
+        return size <= 2 ** jnp.finfo(dtype).nmant
+    return jnp.issubdtype(dtype, jnp.integer) and size <= jnp.iinfo(dtype).max
+
+
+class Ends(NamedTuple):
+    """Two values between which a value lies; the first is the lower one if sorted."""
+
+    one: Any
+    other: Any
+    is_sorted: bool = False
+
+    def ordered(self) -> Ends:
+        """Return the ends with the lower one first in every element."""
+        if self.is_sorted or self.one is self.other:
+            return self
+        return Ends(lax.min(self.one, self.other), lax.max(self.one, self.other), True)
+
+    def negated(self) -> Ends:
+        """Return the ends of the negative."""
+        return Ends(-self.other, -self.one, self.is_sorted)
+
+    def at(self, index: Any) -> Ends:
+        """Return the ends of elements."""
+        return Ends(self.one[index], self.other[index], self.is_sorted)
+
+
+def among(atom: Any, values: Collection[Any]) -> bool:
+    """Whether an operand is a variable among others."""
+    return not isinstance(atom, jc.Literal) and atom in values
+
+
+def ends_of(eqn: Any, pairs: Sequence[Ends]) -> Ends:
+    """Return two values between which a bounded result lies."""
+    name = eqn.primitive.name
+    if name in _EXTREME:  # which end is the upper one may differ between elements
+        low, high, _ = pairs[0].ordered()
+        return Ends(extreme(eqn, [low]), extreme(eqn, [high]), True)
+    one, two = (jc.rebind(eqn, [p[side] for p in pairs])[0] for side in (0, 1))
+    direction = _direction(eqn, pairs)
+    ends = Ends(two, one, True) if direction < 0 else Ends(one, two, direction > 0)
+    if name not in _APPROXIMATE:
+        return ends
+    low, high, _ = ends.ordered()
+    error = _ROUNDINGS * float(jnp.finfo(low.dtype).eps)
+    return Ends(
+        lax.min(low * (1 - error), low * (1 + error)),
+        lax.max(high * (1 - error), high * (1 + error)),
+        True,
+    )
+
+
+def _direction(eqn: Any, pairs: Sequence[Ends]) -> int:
+    """Return 1 if sorted ends stay sorted, -1 if they change places, else 0."""
+    own = [k for k, p in enumerate(pairs) if p.one is not p.other]
+    if len(own) != 1 or not pairs[own[0]].is_sorted:
+        return 0
+    name = eqn.primitive.name
+    if name in ("neg", "rsqrt") or (name == "sub" and own == [1]):
+        return -1
+    if name in ("mul", "div"):
+        factor = eqn.invars[1 - own[0]]
+        if not isinstance(factor, jc.Literal) or (name == "div" and own == [1]):
+            return 0
+        return int(np.sign(factor.val))
+    return 1
+
+
+def may_be_zero(pair: Ends) -> Any:
+    """Return whether a divisor may pass zero, where a quotient is not monotone."""
+    a, b, _ = pair
+    return ~jnp.all((a >= 0) & (b >= 0) | (a < 0) & (b < 0))

@@ -4,7 +4,8 @@
 its fast path (250 times slower in one common program); `x @ W.T` keeps it first. Which
 values are batched is found by a data-flow analysis, nested bodies included.
 
-On the way maxima and minima, which lose NaN when batched, are made to keep it.
+On the way maxima and minima, which lose NaN when batched, are made to keep it, and the
+best k of long rows are looked for in groups.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
+from rewriter import winners
 from rewriter.graph import carry_fixpoint, reads, variant_values
 
 
@@ -44,9 +47,30 @@ def _oriented(eqn: Any, values: list[Any], variant: set[Any]) -> list[Any]:
     elif is_extreme(eqn):
         with jc.at_inner_location(eqn):
             return [extreme(eqn, values)]
+    elif is_grouped(eqn):
+        with jc.at_inner_location(eqn):
+            return _top(eqn, values[0])
     elif name in ("scan", "while", "cond", "remat2", "checkpoint", *jc.JIT_NAMES):
         eqn = orient_equation(eqn, [_is(variant, v) for v in eqn.invars])
     return jc.rebind(eqn, values)
+
+
+def is_grouped(eqn: Any) -> bool:
+    """Whether an equation takes the best k of so many that groups of them pay."""
+    if eqn.primitive.name != "top_k":
+        return False
+    aval, k = eqn.invars[0].aval, eqn.outvars[0].aval.shape[-1]
+    last = eqn.params.get("axis", -1) in (-1, len(aval.shape) - 1)
+    return last and winners.is_grouped(aval.shape[-1], k, aval.dtype)
+
+
+def _top(eqn: Any, values: Any) -> list[Any]:
+    k = eqn.outvars[0].aval.shape[-1]
+    best = lambda row: winners.best(row, k)  # noqa: E731
+    for _ in values.shape[:-1]:
+        best = jax.vmap(best)
+    out, index = best(values)
+    return [out, index.astype(eqn.outvars[1].aval.dtype)]
 
 
 def keeping_nan(extreme: Any, values: Any, axes: Sequence[int]) -> Any:
@@ -158,6 +182,7 @@ def _has_work(closed: Any) -> bool:
     return any(
         e.primitive.name == "dot_general"
         or is_extreme(e)
+        or is_grouped(e)
         or any(_has_work(j) for j in jc.sub_jaxprs(e))
         for e in jc.open_jaxpr(closed).eqns
     )
@@ -187,7 +212,7 @@ def _has_swap(jaxpr: Any, variant: set[Any]) -> bool:
         if eqn.primitive.name == "dot_general":
             if _is(variant, eqn.invars[1]) and not _is(variant, eqn.invars[0]):
                 return True
-        elif is_extreme(eqn):
+        elif is_extreme(eqn) or is_grouped(eqn):
             if _is(variant, eqn.invars[0]):
                 return True
         elif any(_has_work(j) for j in jc.sub_jaxprs(eqn)):

@@ -1,4 +1,4 @@
-"""`intervals`: a decision that is said to be sure holds for all values in the ends."""
+"""`decisions`: a decision that is said to be sure holds for all values in the ends."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from rewriter import intervals
+from rewriter import decisions, intervals
 from rewriter import jax_compat as jc
 from rewriter.inline import inline
 from tests.helpers import random
@@ -20,10 +20,11 @@ EVEN = jnp.where(jnp.arange(M) % 2 == 0, 1.0, -1.0)
 class Step:
     """What follows the distances of one row."""
 
-    def __init__(self, fn, size=M):
+    def __init__(self, fn, size=M, is_sorted=True):
         closed = jax.make_jaxpr(fn)(jnp.ones(size))
         self.fn, self.jaxpr, self.consts = jax.jit(fn), closed.jaxpr, closed.consts
         self.eqns, self.names, self.extra = inline(closed.jaxpr.eqns, True)
+        self.is_sorted = is_sorted
         self.start = closed.jaxpr.invars[0]
         self.known = intervals.classify(self.eqns, self.start)
         self.bounded = jax.jit(self._bounded)
@@ -31,8 +32,8 @@ class Step:
     def _bounded(self, d, low, high):
         env = dict(zip(self.jaxpr.constvars, self.consts, strict=True))
         env |= dict(self.extra) | {self.start: d}
-        ends = {self.start: (low, high)}
-        doubt = intervals.run(self.eqns, self.known, env, ends)
+        ends = {self.start: intervals.Ends(low, high, self.is_sorted)}
+        doubt = decisions.run(self.eqns, self.known, env, ends)
         outs = [
             v if isinstance(v, jc.Literal) else self.names.get(v, v)
             for v in self.jaxpr.outvars
