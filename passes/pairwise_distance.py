@@ -45,7 +45,7 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.differences import squared_distance
-from rewriter.distance import COLUMNS, ROWS, pairwise
+from rewriter.distance import ROWS, pairwise
 from rewriter.emit import results
 from rewriter.graph import Loop, Outputs, reads
 from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
@@ -103,7 +103,7 @@ class PairwiseDistance(LoopPass):
             return self.NONE.at(where)
         squared, row, matrix, used = found
         (m, d), n = matrix.aval.shape, loop.length
-        if d < self.min_features or n * m < self.min_pairs or m < COLUMNS or n < ROWS:
+        if d < self.min_features or n * m < self.min_pairs or min(n, m) < ROWS:
             return self.SMALL.at(where, n=n, m=m, d=d)
         epilogue = tuple(e for e in loop.eqns if id(e) not in used)
         reason = _not_elementwise(loop, epilogue, squared)

@@ -21,8 +21,9 @@ from rewriter.distance_rows import on_grids
 from rewriter.emit import emitted
 
 TAU = 0.2  # a distance below this part of the norms may have cancelled
-ROWS, COLUMNS = 100, 50  # of a block, and of the tiles that are recomputed
+ROWS, COLUMNS = 100, 100  # of a block, and of the tiles that are recomputed
 DENSE = 0.25  # part of a block's tiles above which the direct form is cheaper
+FEW = 128  # features that are added one by one
 PROBE = 16  # blocks between two looks at dense data
 
 # epilogue(distances, first row, first column, rows, columns) -> outputs
@@ -55,9 +56,21 @@ def _centre(rows: Any) -> Any:
 
 
 def direct(left: Any, right: Any) -> Any:
-    """Return squared distances from the differences: `(b, d), (g, d) -> (b, g)`."""
-    difference = left[:, None, :] - right[None, :, :]
-    return jnp.sum(difference * difference, axis=-1)
+    """Return squared distances from the differences: `(b, d), (g, d) -> (b, g)`.
+
+    A few features are added one by one, (b, g) at a time, which fills vector units;
+    many are summed in pairs of rows.
+    """
+    if left.shape[1] > FEW:
+        difference = left[:, None, :] - right[None, :, :]
+        return jnp.sum(difference * difference, axis=-1)
+
+    def add(total: Any, column: Any) -> Any:
+        difference = column[0][:, None] - column[1][None, :]
+        return total + difference * difference, None
+
+    zero = jnp.zeros((left.shape[0], right.shape[0]), left.dtype)
+    return lax.scan(emitted(add), zero, (left.T, right.T))[0]
 
 
 def pairwise(
@@ -85,28 +98,26 @@ def pairwise(
     first = jnp.minimum(jnp.arange(tiles) * g, m - g)
     out: list[Any] = [lax.empty((n, m), dtype) for dtype in shapes]
 
-    def product(start: Any) -> tuple[list[Any], Any]:
-        norms = lax.dynamic_slice_in_dim(x.norms, start, b)
+    def product(start: Any) -> tuple[Any, Any]:
+        """Return `-2 x.y` of a block, and which of its tiles may have cancelled."""
         cross = lax.dot_general(
             lax.dynamic_slice_in_dim(doubled, start, b),
             y.centred,
             (((1,), (1,)), ((), ())),
             precision=lax.Precision.HIGHEST,
         )
-        squared = (norms[:, None] + y.norms[None]) + cross
         if not guarded:
-            return epilogue(jnp.maximum(squared, 0), start, 0, b, m), jnp.zeros(
-                tiles, bool
-            )
+            return cross, jnp.zeros(tiles, bool)
+        norms = lax.dynamic_slice_in_dim(x.norms, start, b)
+        least = jnp.min((norms[:, None] + y.norms[None]) + cross, axis=0)
         # negated, so that NaN, infinities and zeros count as bad
-        bad = ~(jnp.min(squared, axis=0) >= tau * (jnp.max(norms) + y.norms))
-        flags = jnp.any(bad[first[:, None] + jnp.arange(g)], axis=1)
-        return epilogue(squared, start, 0, b, m), flags
+        bad = ~(least >= tau * (jnp.max(norms) + y.norms))
+        return cross, jnp.any(jnp.pad(bad, (0, tiles * g - m)).reshape(-1, g), axis=1)
 
-    def differences(start: Any) -> tuple[list[Any], Any]:
+    def differences(start: Any) -> tuple[Any, Any]:
         rows = lax.dynamic_slice_in_dim(x.raw, start, b)
         squared = lax.map(emitted(lambda p: jnp.sum((y.raw - p) ** 2, axis=-1)), rows)
-        return epilogue(squared, start, 0, b, m), jnp.zeros(tiles, bool)
+        return squared, jnp.zeros(tiles, bool)
 
     blocks = -(-n // b)
     starts = jnp.minimum(jnp.arange(blocks) * b, n - b)
@@ -114,12 +125,17 @@ def pairwise(
     def step(carry: Any, item: Any) -> Any:
         dense, out = carry
         number, start = item
+        norms = lax.dynamic_slice_in_dim(x.norms, start, b)
+        total = norms[:, None] + y.norms[None]
         if guarded:
             skip = dense & (number % PROBE != 0)
-            values, flags = lax.cond(skip, differences, product, start)
+            part, flags = lax.cond(skip, differences, product, start)
+            squared = jnp.where(skip, zero, total) + part
             dense = jnp.where(skip, dense, jnp.sum(flags) > DENSE * tiles)
         else:
-            values, flags = product(start)
+            part, flags = product(start)
+            squared = jnp.maximum(total + part, 0)
+        values = epilogue(squared, start, 0, b, m)
         out = [
             lax.dynamic_update_slice(o, v, (start, 0))
             for o, v in zip(out, values, strict=True)

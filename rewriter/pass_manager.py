@@ -193,25 +193,30 @@ class Rewriter:
         if self.ctx.phase is Phase.EARLY:
             inner = self._inside(eqn)
             return self._rewritten(inner, scope) or (None if inner is eqn else inner)
-        replaced = self._rewritten(eqn, scope) if self._depth < _DEPTH else None
+        if _holds_a_map(eqn):  # its rows belong to a step of this loop
+            inner = self._inside(eqn)
+            if not any(map(_has_loops, jc.sub_jaxprs(inner))):
+                eqn = inner
+        replaced = self._again(eqn, scope)
         if replaced is not None:
-            self._depth += 1
-            try:
-                return _Replacement(self.run(replaced.closed), replaced.eqn)
-            finally:
-                self._depth -= 1
+            return replaced
         inner = self._inside(eqn)
         if inner is eqn:
             return None
-        if name == "scan" and self._depth < _DEPTH:  # its body is another one now
-            replaced = self._rewritten(inner, scope)
-            if replaced is not None:
-                self._depth += 1
-                try:
-                    return _Replacement(self.run(replaced.closed), replaced.eqn)
-                finally:
-                    self._depth -= 1
-        return inner
+        if name == "scan":  # its body is another one now
+            replaced = self._again(inner, scope)
+        return inner if replaced is None else replaced
+
+    def _again(self, eqn: Any, scope: Scope) -> _Replacement | None:
+        """Rewrite an equation, and then what it became."""
+        replaced = self._rewritten(eqn, scope) if self._depth < _DEPTH else None
+        if replaced is None:
+            return None
+        self._depth += 1
+        try:
+            return _Replacement(self.run(replaced.closed), replaced.eqn)
+        finally:
+            self._depth -= 1
 
     def _rewritten(self, eqn: Any, scope: Scope) -> _Replacement | None:
         name = eqn.primitive.name
@@ -373,6 +378,22 @@ def _given(eqn: Any, atoms: Sequence[Any]) -> list[Any]:
 def _is_users_loop(eqn: Any) -> bool:
     """Whether an equation is a scan that passes may change."""
     return eqn.primitive.name == "scan" and not is_emitted(eqn) and not is_kept(eqn)
+
+
+def _holds_a_map(eqn: Any) -> bool:
+    """Whether the body of a loop holds another loop without any state."""
+    return _is_users_loop(eqn) and any(
+        _is_users_loop(e) and e.params["num_carry"] == 0
+        for j in jc.sub_jaxprs(eqn)
+        for e in jc.open_jaxpr(j).eqns
+    )
+
+
+def _has_loops(closed: Any) -> bool:
+    return any(
+        e.primitive.name in ("scan", "while") or any(map(_has_loops, jc.sub_jaxprs(e)))
+        for e in jc.open_jaxpr(closed).eqns
+    )
 
 
 def _tidy(loop: Loop) -> Loop:
