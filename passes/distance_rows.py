@@ -42,7 +42,7 @@ from rewriter import intervals
 from rewriter import jax_compat as jc
 from rewriter.cost import nbytes
 from rewriter.differences import squared_distance
-from rewriter.distance_rows import RowsOfDistances, prepare, price, row_bytes
+from rewriter.distance_rows import FIXED, RowsOfDistances, prepare, price, row_bytes
 from rewriter.graph import Loop, Source, reads, substitute, variant_values
 from rewriter.legality import unbatchable
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
@@ -55,8 +55,7 @@ class Rows(Plan):
     """The step's cone of distances, its inputs and outputs."""
 
     loop: Loop | None = None
-    row: Any = None
-    table: Any = None
+    found: Any = None
     cone: tuple[Any, ...] = ()  # the differences and all that follows
     form: RowsOfDistances | None = None
 
@@ -93,7 +92,7 @@ class DistanceRows(LoopPass):
         found = squared_distance(loop, lambda v: v not in fixed)
         if found is None:
             return self.NONE.at(where)
-        squared, row, table, used = found
+        squared, table = found.out, found.table
         (m, d), n = table.aval.shape, loop.length
         if d < self.min_features or m < self.min_rows or n * m < self.min_pairs:
             return self.SMALL.at(where, n=n, m=m, d=d)
@@ -105,15 +104,14 @@ class DistanceRows(LoopPass):
         known = intervals.classify(follows, squared, outs)
         if known.reason:
             return self.FOLLOWED.at(where, what=known.reason)
-        inside = [e for e in loop.eqns if id(e) in used]
+        inside = [e for e in loop.eqns if id(e) in found.used]
         if not _is_closed(loop, inside, squared, follows):
             return self.NONE.at(where)
         seeds = {v for v, _ in loop.xs} | {c.var for c in loop.counters}
         variant = variant_values(loop.eqns, seeds)
         made = {squared, *(v for e in follows for v in e.outvars)}
-        rest = tuple(
-            dict.fromkeys(v for e in follows for v in reads(e) if v not in made)
-        )
+        others = [v for e in follows for v in reads(e) if v not in made]
+        rest = tuple(dict.fromkeys([*found.factors, *others]))
         values = any(v in known.rough for v in outs)
         form = RowsOfDistances(
             squared=squared,
@@ -122,7 +120,7 @@ class DistanceRows(LoopPass):
             rest=rest,
             outs=tuple(outs),
             known=known,
-            mapped=(True, *[False] * 5, *(v in variant for v in rest)),
+            mapped=(True, *[False] * (FIXED - 1), *(v in variant for v in rest)),
             row_ns=price(d, m, ctx.model)
             + sum(ctx.model.batch(e, made | variant) for e in follows),
             row_bytes=row_bytes(m, table.aval.dtype.itemsize),
@@ -138,24 +136,35 @@ class DistanceRows(LoopPass):
             if form.guarded
             else ", unguarded",
         )
-        return Rows(remark, "", loop, row, table, (*inside, *follows), form)
+        return Rows(remark, "", loop, found, (*inside, *follows), form)
 
     def rewrite(self, plan: Rows) -> Loop:
         """Put the call in place of the cone."""
         loop, form = plan.loop, plan.form
         assert loop is not None
         assert form is not None
-        source = dict(loop.consts)[plan.table]
-        made = jc.open_jaxpr(jc.trace(prepare, [plan.table.aval], "prepared"))
+        found = plan.found
+        given = [found.table, *found.factors]
+        sources = [dict(loop.consts)[v] for v in given]
+
+        def prepared(table: Any, *factors: Any) -> list[Any]:
+            return prepare(table, found.weights(*factors))
+
+        made = jc.open_jaxpr(jc.trace(prepared, [v.aval for v in given], "prepared"))
         added = [jc.fresh_var(v.aval) for v in made.outvars]
         consts = (
             *loop.consts,
             *(
-                (v, Source(lambda args, k=k: prepare(source.get(args))[k]))
+                (
+                    v,
+                    Source(
+                        lambda args, k=k: prepared(*(s.get(args) for s in sources))[k]
+                    ),
+                )
                 for k, v in enumerate(added)
             ),
         )
-        inputs = [plan.row, plan.table, *added, *form.rest]
+        inputs = [found.row, found.table, *added, *form.rest]
         body = jc.close_jaxpr(
             jc.build_jaxpr(inputs, list(form.outs), list(plan.cone), loop.like)
         )

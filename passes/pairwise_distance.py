@@ -1,7 +1,8 @@
 """Pairwise distances: a loop over rows of squared differences becomes a matrix product.
 
 What it does: a map-shaped loop whose step sums the squared differences between its row
-and every row of a constant matrix, followed by anything elementwise and continuous
+and every row of a constant matrix, with constant weights or scales of the features or
+without, followed by anything elementwise and continuous
 (`sqrt`, `exp(-d/s)`), is computed block by block as `|x|^2 + |y|^2 - 2 x.y`, the
 elementwise part inside the block. Entries where cancellation could cost digits are
 recomputed directly.
@@ -45,7 +46,7 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.differences import squared_distance
-from rewriter.distance import ROWS, pairwise
+from rewriter.distance import ROWS, Weighting, pairwise
 from rewriter.emit import results
 from rewriter.graph import Loop, Outputs, reads
 from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
@@ -63,9 +64,7 @@ class Distances(Plan):
     """The distance of a loop: its variable, both operands, and what follows."""
 
     loop: Loop | None = None
-    squared: Any = None
-    row: Any = None
-    matrix: Any = None
+    found: Any = None
     epilogue: tuple[Any, ...] = ()
     guarded: bool = True
 
@@ -101,12 +100,11 @@ class PairwiseDistance(LoopPass):
         found = squared_distance(loop, rows.__contains__)
         if found is None:
             return self.NONE.at(where)
-        squared, row, matrix, used = found
-        (m, d), n = matrix.aval.shape, loop.length
+        (m, d), n = found.table.aval.shape, loop.length
         if d < self.min_features or n * m < self.min_pairs or min(n, m) < ROWS:
             return self.SMALL.at(where, n=n, m=m, d=d)
-        epilogue = tuple(e for e in loop.eqns if id(e) not in used)
-        reason = _not_elementwise(loop, epilogue, squared)
+        epilogue = tuple(e for e in loop.eqns if id(e) not in found.used)
+        reason = _not_elementwise(loop, epilogue, found.out)
         if reason:
             return self.FOLLOWED.at(where, what=reason)
         guarded = ctx.options.numerics != "fast"
@@ -119,9 +117,7 @@ class PairwiseDistance(LoopPass):
             bytes=4 * ROWS * m,
             guard=", near pairs recomputed directly" if guarded else ", unguarded",
         )
-        return Distances(
-            remark, "blocked", loop, squared, row, matrix, epilogue, guarded
-        )
+        return Distances(remark, "blocked", loop, found, epilogue, guarded)
 
     def rewrite(self, plan: Distances) -> Emission:
         """Emit the blocks."""
@@ -139,8 +135,17 @@ class PairwiseDistance(LoopPass):
                 return _epilogue(plan, consts, rows, squared, (i, j, b, g))
 
             dtypes = [a.aval.dtype for _, a in loop.ys]
+            found = plan.found
+            given = [consts[v] for v in found.factors]
+            factors = tuple(f.reshape(-1) for f in given)
+            weighting = Weighting(found.terms, factors, found.weights(*given))
             out = pairwise(
-                rows[plan.row], consts[plan.matrix], epilogue, dtypes, plan.guarded
+                rows[found.row],
+                consts[found.table],
+                epilogue,
+                dtypes,
+                plan.guarded,
+                weighting,
             )
             keys = [k for k, _ in loop.ys]
             return results(loop, Outputs(args, {}, dict(zip(keys, out, strict=True))))
@@ -180,7 +185,7 @@ def _epilogue(
     i, j, b, g = place
     loop = plan.loop
     assert loop is not None
-    env: dict[Any, Any] = {plan.squared: squared}
+    env: dict[Any, Any] = {plan.found.out: squared}
 
     def read(atom: Any) -> Any:
         if isinstance(atom, jc.Literal):

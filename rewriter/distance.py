@@ -39,9 +39,27 @@ class Points:
     norms: Any
 
 
-def _points(rows: Any, centre: Any, guarded: bool, exact: Any) -> Points:
+@dataclass(frozen=True)
+class Weighting:
+    """How differences are weighed: `terms(difference, *factors)`, factors (d,) each.
+
+    `weights` (d,) say the same as one product, NaN where they can not.
+    """
+
+    terms: Callable[..., Any] = lambda difference: difference * difference
+    factors: tuple[Any, ...] = ()
+    weights: Any = None
+
+    def weighed(self, values: Any) -> Any:
+        """Multiply features by their weights, if they have any."""
+        return values if self.weights is None else values * self.weights
+
+
+def _points(
+    rows: Any, centre: Any, guarded: bool, exact: Any, weighting: Weighting
+) -> Points:
     centred = rows - centre
-    norms = jnp.sum(centred * centred, axis=1)
+    norms = jnp.sum(weighting.weighed(centred * centred), axis=1)
     if not guarded:
         return Points(rows, centred, norms)
     low, high = (2.0**-80, 2.0**100) if rows.dtype.itemsize == 4 else (2e-300, 1e300)
@@ -55,7 +73,7 @@ def _centre(rows: Any) -> Any:
     return jnp.where(jnp.isfinite(mean), mean, 0)
 
 
-def direct(left: Any, right: Any) -> Any:
+def direct(left: Any, right: Any, weighting: Weighting) -> Any:
     """Return squared distances from the differences: `(b, d), (g, d) -> (b, g)`.
 
     A few features are added one by one, (b, g) at a time, which fills vector units;
@@ -63,18 +81,23 @@ def direct(left: Any, right: Any) -> Any:
     """
     if left.shape[1] > FEW:
         difference = left[:, None, :] - right[None, :, :]
-        return jnp.sum(difference * difference, axis=-1)
+        return jnp.sum(weighting.terms(difference, *weighting.factors), axis=-1)
 
     def add(total: Any, column: Any) -> Any:
-        difference = column[0][:, None] - column[1][None, :]
-        return total + difference * difference, None
+        one, other, factors = column
+        return total + weighting.terms(one[:, None] - other[None, :], *factors), None
 
     zero = jnp.zeros((left.shape[0], right.shape[0]), left.dtype)
-    return lax.scan(emitted(add), zero, (left.T, right.T))[0]
+    return lax.scan(emitted(add), zero, (left.T, right.T, weighting.factors))[0]
 
 
 def pairwise(
-    left: Any, right: Any, epilogue: Epilogue, shapes: list[Any], guarded: bool
+    left: Any,
+    right: Any,
+    epilogue: Epilogue,
+    shapes: list[Any],
+    guarded: bool,
+    weighting: Weighting | None = None,
 ) -> list[Any]:
     """Return the epilogue of all squared distances, one row per row of `left`.
 
@@ -84,16 +107,20 @@ def pairwise(
         epilogue: elementwise on a block of distances.
         shapes: dtypes of its outputs, each of shape (n, m).
         guarded: recompute what may have cancelled; else only clip at zero.
+        weighting: of the features; negative and NaN weights are not expanded.
     """
+    weighting = weighting or Weighting()
     n, m = left.shape[0], right.shape[0]
     b, g = min(ROWS, n), min(COLUMNS, m)
-    exact: Any = jnp.any(on_grids(left) & on_grids(right)) if guarded else True
+    exact: Any = True
+    if guarded:
+        exact = jnp.any(on_grids(left) & on_grids(right)) & (weighting.weights is None)
     tau = jnp.where(exact, -1.0, TAU).astype(right.dtype)
     zero = jnp.zeros((), right.dtype)
     centre = jnp.where(exact, zero, _centre(right)) if guarded else zero
-    x = _points(left, centre, guarded, exact)
-    y = _points(right, centre, guarded, exact)
-    doubled = -2 * x.centred
+    x = _points(left, centre, guarded, exact, weighting)
+    y = _points(right, centre, guarded, exact, weighting)
+    doubled = -2 * weighting.weighed(x.centred)
     tiles = -(-m // g)
     first = jnp.minimum(jnp.arange(tiles) * g, m - g)
     out: list[Any] = [lax.empty((n, m), dtype) for dtype in shapes]
@@ -116,7 +143,9 @@ def pairwise(
 
     def differences(start: Any) -> tuple[Any, Any]:
         rows = lax.dynamic_slice_in_dim(x.raw, start, b)
-        squared = lax.map(emitted(lambda p: jnp.sum((y.raw - p) ** 2, axis=-1)), rows)
+        terms, factors = weighting.terms, weighting.factors
+        one = lambda p: jnp.sum(terms(y.raw - p, *factors), axis=-1)  # noqa: E731
+        squared = lax.map(emitted(one), rows)
         return squared, jnp.zeros(tiles, bool)
 
     blocks = -(-n // b)
@@ -145,12 +174,17 @@ def pairwise(
     carry = (jnp.zeros((), bool), out)
     items = (jnp.arange(blocks), starts)
     (_, out), flags = lax.scan(emitted(step), carry, items)
-    return _repaired(x, y, epilogue, out, flags, starts, first) if guarded else out
+    return (
+        _repaired(x, y, weighting, epilogue, out, flags, starts, first)
+        if guarded
+        else out
+    )
 
 
 def _repaired(
     x: Points,
     y: Points,
+    weighting: Weighting,
     epilogue: Epilogue,
     out: list[Any],
     flags: Any,
@@ -167,7 +201,9 @@ def _repaired(
         k, out = state
         i, j = starts[listed[k] // tiles], first[listed[k] % tiles]
         squared = direct(
-            lax.dynamic_slice_in_dim(x.raw, i, b), lax.dynamic_slice_in_dim(y.raw, j, g)
+            lax.dynamic_slice_in_dim(x.raw, i, b),
+            lax.dynamic_slice_in_dim(y.raw, j, g),
+            weighting,
         )
         values = epilogue(squared, i, j, b, g)
         return k + 1, [

@@ -28,13 +28,23 @@ Products = tuple[Any, Any, Any]  # -2 x.y (b, m), and the norms (b,) and (m,)
 GRIDS = (1.0, 16.0, 256.0)  # data that are multiples of 1/g
 
 
-def prepare(table: Any) -> list[Any]:
-    """Return centre, centred rows, their squared norms, and the grids that fit."""
-    fits = on_grids(table)
+FIXED = 7  # operands: the row, the table, and what is prepared of it
+
+
+def prepare(table: Any, weights: Any = None) -> list[Any]:
+    """Return centre, centred rows, their norms, the grids that fit, and the weights.
+
+    Args:
+        table: rows of shape (m, d).
+        weights: of the features (d,), or None; NaN where they can not be used.
+    """
+    fits = on_grids(table) & (weights is None)
+    weights = jnp.ones(table.shape[1:], table.dtype) if weights is None else weights
     centre = jnp.mean(jnp.where(jnp.isfinite(table), table, 0), axis=0)
     centre = jnp.where(jnp.isfinite(centre) & ~jnp.any(fits), centre, 0)
     rows = table - centre
-    return [centre, rows, jnp.sum(rows * rows, axis=-1), fits]
+    norms = jnp.sum(weights * rows * rows, axis=-1)
+    return [centre, rows, norms, fits, weights]
 
 
 def on_grids(rows: Any) -> Any:
@@ -87,13 +97,13 @@ class RowsOfDistances:
             evaluate(self.eqns, env, variant_values(self.eqns, {self.squared}))
             return self._outputs(env)
 
-        return self._over_rows(one, [cross, s], values[6:])
+        return self._over_rows(one, [cross, s], values[FIXED:])
 
     def _checked(
         self, products: Products, values: Sequence[Any], jaxpr: Any
     ) -> list[Any]:
         """Compute all rows, and those in doubt again."""
-        rows, table = values[:2]
+        rows, table, weights = *values[:2], values[FIXED - 1]
         cross, s, t = products
         low, high = (2.0**-80, 2.0**100) if s.dtype.itemsize == 4 else (2e-300, 1e300)
         doubt = ~((s > low) & (s < high)) | ~jnp.all(t < high * 2.0**20)
@@ -101,9 +111,9 @@ class RowsOfDistances:
         d = self.features
         if self.values:
             total = s[:, None] + t[None]
-            cross, several = _mended(rows, table, total + cross, total)
+            cross, several = _mended(rows, table, weights, total + cross, total)
             doubt |= several
-        error = unit * (d + 8)  # of the norms and of the distance
+        error = unit * (d + 12)  # of the norms and of the distance
         least, most = t * (1 - 2 * error), t * (1 + 2 * error)
         computes = any(
             self.squared in reads(e)
@@ -127,15 +137,15 @@ class RowsOfDistances:
 
             def direct(index: Any) -> tuple[Any, Ends]:
                 near = table.at[index].get(mode="promise_in_bounds")
-                value = jnp.sum((near - row) ** 2, axis=-1)
-                return value, _around(value, 2 * unit * (d + 4))
+                value = jnp.sum(weights * (near - row) ** 2, axis=-1)
+                return value, _around(value, 2 * unit * (d + 8))
 
             env = self._environment(squared, others)
             ends = {self.squared: pair}
             doubt = decisions.run(self.eqns, self.known, env, ends, direct)
             return self._outputs(env), doubt
 
-        out, unsure = self._over_rows(one, [cross, s, rows], values[6:])
+        out, unsure = self._over_rows(one, [cross, s, rows], values[FIXED:])
         doubt |= unsure
         return lax.cond(
             jnp.any(doubt),
@@ -151,7 +161,7 @@ class RowsOfDistances:
         return [v.val if isinstance(v, jc.Literal) else env[v] for v in self.outs]
 
     def _over_rows(self, one: Any, rows: Sequence[Any], rest: Sequence[Any]) -> Any:
-        axes = [0] * len(rows) + [0 if m else None for m in self.mapped[6:]]
+        axes = [0] * len(rows) + [0 if m else None for m in self.mapped[FIXED:]]
         return jax.vmap(one, in_axes=axes)(*rows, *rest)
 
     def _repeated(
@@ -181,23 +191,26 @@ class RowsOfDistances:
 
 def _products(values: Sequence[Any]) -> Products:
     """Return `-2 x.y` of all pairs (b, m), and the norms (b,) and (m,)."""
-    rows, _, centre, points, t = values[:5]
+    rows, _, centre, points, t, _, weights = values[:FIXED]
     x = rows - centre
+    weighed = weights * x
     cross = lax.dot_general(
-        -2 * x, points, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST
+        -2 * weighed, points, (((1,), (1,)), ((), ())), precision=lax.Precision.HIGHEST
     )
-    return cross, jnp.sum(x * x, axis=-1), t
+    return cross, jnp.sum(weighed * x, axis=-1), t
 
 
 def _around(value: Any, error: float) -> Ends:
     return Ends(value * (1 - error), value * (1 + error), True)
 
 
-def _mended(rows: Any, table: Any, squared: Any, total: Any) -> tuple[Any, Any]:
+def _mended(
+    rows: Any, table: Any, weights: Any, squared: Any, total: Any
+) -> tuple[Any, Any]:
     """Recompute the one near entry of each row; rows with more are in doubt."""
     near = ~(squared > TAU * total)
     where, several = winners.only(near, 1)
-    direct = jnp.sum((rows - table[where]) ** 2, axis=1)
+    direct = jnp.sum(weights * (rows - table[where]) ** 2, axis=1)
     column = lax.broadcasted_iota(jnp.int32, squared.shape, 1)
     only = near & (column == where[:, None])
     return jnp.where(only, direct[:, None], squared), several
