@@ -21,7 +21,7 @@ from rewriter.distance_rows import on_grids
 from rewriter.emit import emitted
 
 TAU = 0.2  # a distance below this part of the norms may have cancelled
-ROWS, COLUMNS = 100, 100  # of a block, and of the tiles that are recomputed
+ROWS, COLUMNS = 100, 50  # of a block, and of the tiles that are recomputed
 DENSE = 0.25  # part of a block's tiles above which the direct form is cheaper
 FEW = 128  # features that are added one by one
 PROBE = 16  # blocks between two looks at dense data

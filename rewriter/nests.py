@@ -1,4 +1,4 @@
-"""Nested loops: inner `while` loops whose bounds the outer counter gives."""
+"""Nested loops: maps inside loops, `while` loops that the outer counter bounds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from rewriter import jax_compat as jc
+from rewriter.graph import is_emitted, is_kept
 from rewriter.indices import Known, constant, rows
 from rewriter.inline import inline
 
@@ -48,3 +49,25 @@ def values_of(atom: Any, known: Any, length: int) -> np.ndarray | None:
     if value is None:
         return None
     return np.asarray(rows(value, length)).reshape(length).astype(np.int64)
+
+
+def is_users_loop(eqn: Any) -> bool:
+    """Whether an equation is a scan that passes may change."""
+    return eqn.primitive.name == "scan" and not is_emitted(eqn) and not is_kept(eqn)
+
+
+def holds_a_map(eqn: Any) -> bool:
+    """Whether the body of a loop holds another loop without any state."""
+    return is_users_loop(eqn) and any(
+        is_users_loop(e) and e.params["num_carry"] == 0
+        for j in jc.sub_jaxprs(eqn)
+        for e in jc.open_jaxpr(j).eqns
+    )
+
+
+def has_loops(closed: Any) -> bool:
+    """Whether there is a loop anywhere in a program."""
+    return any(
+        e.primitive.name in ("scan", "while") or any(map(has_loops, jc.sub_jaxprs(e)))
+        for e in jc.open_jaxpr(closed).eqns
+    )

@@ -19,6 +19,7 @@ from rewriter import jax_compat as jc
 from rewriter.emit import emit_loop
 from rewriter.graph import Loop, is_emitted, is_kept, loop_of, prune
 from rewriter.inline import TAG
+from rewriter.nests import has_loops, holds_a_map, is_users_loop
 from rewriter.pass_base import (
     Context,
     Emission,
@@ -137,7 +138,7 @@ class Rewriter:
             while again:
                 again = False
                 for eqn in jc.open_jaxpr(closed).eqns:
-                    if id(eqn) in seen or not _is_users_loop(eqn):
+                    if id(eqn) in seen or not is_users_loop(eqn):
                         continue
                     seen[id(eqn)] = eqn
                     new = self._within(p, eqn, closed)
@@ -193,9 +194,9 @@ class Rewriter:
         if self.ctx.phase is Phase.EARLY:
             inner = self._inside(eqn)
             return self._rewritten(inner, scope) or (None if inner is eqn else inner)
-        if _holds_a_map(eqn):  # its rows belong to a step of this loop
+        if holds_a_map(eqn):  # its rows belong to a step of this loop
             inner = self._inside(eqn)
-            if not any(map(_has_loops, jc.sub_jaxprs(inner))):
+            if not any(map(has_loops, jc.sub_jaxprs(inner))):
                 eqn = inner
         replaced = self._again(eqn, scope)
         if replaced is not None:
@@ -373,27 +374,6 @@ def _given(eqn: Any, atoms: Sequence[Any]) -> list[Any]:
     """
     pairs = zip(eqn.invars, atoms, strict=True)
     return [a for v, a in pairs if not isinstance(v, jc.Literal)]
-
-
-def _is_users_loop(eqn: Any) -> bool:
-    """Whether an equation is a scan that passes may change."""
-    return eqn.primitive.name == "scan" and not is_emitted(eqn) and not is_kept(eqn)
-
-
-def _holds_a_map(eqn: Any) -> bool:
-    """Whether the body of a loop holds another loop without any state."""
-    return _is_users_loop(eqn) and any(
-        _is_users_loop(e) and e.params["num_carry"] == 0
-        for j in jc.sub_jaxprs(eqn)
-        for e in jc.open_jaxpr(j).eqns
-    )
-
-
-def _has_loops(closed: Any) -> bool:
-    return any(
-        e.primitive.name in ("scan", "while") or any(map(_has_loops, jc.sub_jaxprs(e)))
-        for e in jc.open_jaxpr(closed).eqns
-    )
 
 
 def _tidy(loop: Loop) -> Loop:

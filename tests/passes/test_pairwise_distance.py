@@ -145,3 +145,39 @@ def test_gradient_is_the_direct_form():
     got = jax.grad(loss(optimize(squared)))(x)
     want = jax.grad(loss(squared))(x)
     np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-3 * np.abs(want).max())
+
+
+def _double_map(x, y):
+    one = lambda p: lax.map(lambda q: jnp.sqrt(jnp.sum((p - q) ** 2)), y)  # noqa: E731
+    return lax.map(one, x)
+
+
+def _double_map_turned(x, y):
+    return _double_map(y, x).T
+
+
+@pytest.mark.parametrize("f", [_double_map, _double_map_turned])
+def test_a_map_inside_a_map_belongs_to_its_step(f):
+    """The outer points are the rows of the blocks: the table is not transposed."""
+    x = RNG.standard_normal((333, 32)).astype("f")
+    y = RNG.standard_normal((411, 32)).astype("f")
+    report = optimize(f).explain(x, y)
+    assert [v.outcome for v in report.verdicts] == ["blocked", "batched"]
+    np.testing.assert_allclose(optimize(f)(x, y), jax.jit(f)(x, y), rtol=3e-5)
+
+
+def test_a_map_inside_a_map_that_keeps_a_loop():
+    """What can not be batched inside is left to the outer loop, with its values."""
+
+    def f(x, y):
+        def one(p):
+            def inner(q):
+                return lax.while_loop(lambda v: v < 4.0, lambda v: v * 1.5, 1 + q @ q)
+
+            return p[0] * lax.map(inner, y)
+
+        return lax.map(one, x)
+
+    x = RNG.standard_normal((40, 8)).astype("f")
+    y = RNG.standard_normal((30, 8)).astype("f")
+    np.testing.assert_allclose(optimize(f)(x, y), jax.jit(f)(x, y), rtol=1e-5)

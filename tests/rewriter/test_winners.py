@@ -30,13 +30,11 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("k", [1, 3, 8])
-@pytest.mark.parametrize("size", [7, 512, 700, 1040, 3001, 20000])
+@pytest.mark.parametrize("k", [1, 7])
+@pytest.mark.parametrize("size", [7, 700, 3001, 20000])
 @pytest.mark.parametrize("name", VALUES)
 def test_best(name, size, k):
     """Values and indices of `top_k`: ties, zeros, infinities and NaN, whole or not."""
-    if k > size:
-        return
     rows = np.stack([VALUES[name](size) for _ in range(3)]).astype("f")
     want = lax.top_k(rows, k)
     got = jax.jit(jax.vmap(lambda row: winners.best(row, k)))(rows)
