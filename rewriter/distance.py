@@ -135,10 +135,10 @@ def pairwise(
         )
         if not guarded:
             return cross, jnp.zeros(tiles, bool)
-        norms = lax.dynamic_slice_in_dim(x.norms, start, b)
+        norms = (1 - tau) * lax.dynamic_slice_in_dim(x.norms, start, b)
         least = jnp.min((norms[:, None] + y.norms[None]) + cross, axis=0)
         # negated, so that NaN, infinities and zeros count as bad
-        bad = ~(least >= tau * (jnp.max(norms) + y.norms))
+        bad = ~(least >= tau * y.norms)
         return cross, jnp.any(jnp.pad(bad, (0, tiles * g - m)).reshape(-1, g), axis=1)
 
     def differences(start: Any) -> tuple[Any, Any]:
