@@ -23,7 +23,7 @@ from rewriter.emit import emitted
 TAU = 0.2  # a distance below this part of the norms may have cancelled
 ROWS, COLUMNS = 100, 50  # of a block, and of the tiles that are recomputed
 DENSE = 0.25  # part of a block's tiles above which the direct form is cheaper
-FEW = 128  # features that are added one by one
+FEW = 128  # features that are added a few at a time
 PROBE = 16  # blocks between two looks at dense data
 
 # epilogue(distances, first row, first column, rows, columns) -> outputs
@@ -76,19 +76,28 @@ def _centre(rows: Any) -> Any:
 def direct(left: Any, right: Any, weighting: Weighting) -> Any:
     """Return squared distances from the differences: `(b, d), (g, d) -> (b, g)`.
 
-    A few features are added one by one, (b, g) at a time, which fills vector units;
-    many are summed in pairs of rows.
+    A few features are added four at a time, each to a sum of its own, (b, g) elements
+    at once, which fills vector units; many are summed in pairs of rows.
     """
     if left.shape[1] > FEW:
         difference = left[:, None, :] - right[None, :, :]
         return jnp.sum(weighting.terms(difference, *weighting.factors), axis=-1)
 
-    def add(total: Any, column: Any) -> Any:
-        one, other, factors = column
-        return total + weighting.terms(one[:, None] - other[None, :], *factors), None
+    def fours(columns: Any, fill: float) -> Any:
+        pad = [(0, -columns.shape[0] % 4)] + [(0, 0)] * (columns.ndim - 1)
+        padded = jnp.pad(columns, pad, constant_values=fill)
+        return padded.reshape(-1, 4, *columns.shape[1:])
 
-    zero = jnp.zeros((left.shape[0], right.shape[0]), left.dtype)
-    return lax.scan(emitted(add), zero, (left.T, right.T, weighting.factors))[0]
+    def add(total: Any, columns: Any) -> Any:
+        one, other, factors = columns
+        difference = one[:, :, None] - other[:, None, :]
+        spread = [f[:, None, None] for f in factors]
+        return total + weighting.terms(difference, *spread), None
+
+    zero = jnp.zeros((4, left.shape[0], right.shape[0]), left.dtype)
+    factors = tuple(fours(f, 1.0) for f in weighting.factors)
+    columns = fours(left.T, 0.0), fours(right.T, 0.0), factors
+    return jnp.sum(lax.scan(emitted(add), zero, columns)[0], axis=0)
 
 
 def pairwise(
