@@ -59,7 +59,7 @@ def is_users_loop(eqn: Any) -> bool:
 def holds_a_map(eqn: Any) -> bool:
     """Whether the body of a loop holds another loop without any state."""
     return is_users_loop(eqn) and any(
-        is_users_loop(e) and e.params["num_carry"] == 0
+        is_users_loop(e) and jc.scan_params(e).num_carry == 0
         for j in jc.sub_jaxprs(eqn)
         for e in jc.open_jaxpr(j).eqns
     )
