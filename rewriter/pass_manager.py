@@ -194,17 +194,16 @@ class Rewriter:
         if self.ctx.phase is Phase.EARLY:
             inner = self._inside(eqn)
             return self._rewritten(inner, scope) or (None if inner is eqn else inner)
-        if holds_a_map(eqn):  # its rows belong to a step of this loop
-            inner = self._inside(eqn)
-            if not any(map(has_loops, jc.sub_jaxprs(inner))):
-                eqn = inner
-        replaced = self._again(eqn, scope)
+        # the rows of a map inside belong to a step of this loop
+        inner = self._inside(eqn) if holds_a_map(eqn) else None
+        flat = inner is not None and not any(map(has_loops, jc.sub_jaxprs(inner)))
+        replaced = self._again(inner if flat else eqn, scope)
         if replaced is not None:
             return replaced
-        inner = self._inside(eqn)
+        inner = self._inside(eqn) if inner is None else inner
         if inner is eqn:
             return None
-        if name == "scan":  # its body is another one now
+        if name == "scan" and not flat:  # its body is another one now
             replaced = self._again(inner, scope)
         return inner if replaced is None else replaced
 

@@ -346,3 +346,20 @@ def test_in_order(case):
         return lax.map(row, x)
 
     assert_fires(NAME, f, (W, X), outcome="distributed|sectioned", loops=1)
+
+
+def test_a_map_inside_a_loop_that_stays():
+    """The inner loop is batched for good, whatever becomes of the outer one."""
+
+    def f(w, x):
+        def step(h, _):
+            rows = lax.map(lambda r: jnp.tanh(w @ (r + h)), x)
+            return rows.mean(axis=0), None
+
+        return lax.scan(step, jnp.zeros(x.shape[1]), None, length=20)[0]
+
+    w, x = random(64, 64, scale=0.1), random(100, 64, seed=1)
+    report = optimize(f).explain(w, x)
+    assert [v.outcome for v in report.verdicts] == ["kept", "batched"]
+    assert report.after.count("scan") == 1
+    np.testing.assert_allclose(optimize(f)(w, x), jax.jit(f)(w, x), rtol=1e-4)
