@@ -23,6 +23,7 @@ from rewriter.intervals import (
     Decisions,
     Ends,
     among,
+    ends_among,
     ends_of,
     is_choice,
     may_be_zero,
@@ -86,11 +87,7 @@ class _Row:
 
     def pairs(self, eqn: Any) -> list[Ends]:
         """Return the ends of an equation's operands."""
-        values = [Ends(x, x) for x in map(self.read, eqn.invars)]
-        return [
-            x if isinstance(v, jc.Literal) else self.ends.get(v, x)
-            for v, x in zip(eqn.invars, values, strict=True)
-        ]
+        return ends_among(eqn, [self.read(v) for v in eqn.invars], self.ends)
 
     def may_choose(self, eqn: Any) -> bool:
         """Whether an equation takes values that can be evaluated again."""
@@ -139,6 +136,8 @@ class _Row:
 
     def again(self, var: Any, index: Any) -> tuple[Any, Ends]:
         """Evaluate elements of a pointwise value from exacter elements of the start."""
+        if not self.is_pointwise(var):
+            return self.read(var)[index], self.ends[var].at(index)
         start = self.known.start
         value, pair = self.at(index)
         env, ends = {start: value}, {start: pair}
@@ -149,18 +148,12 @@ class _Row:
             value = jnp.asarray(self.read(v), jc.dtype_of(v))
             return jnp.broadcast_to(value[index] if value.ndim else value, index.shape)
 
-        if not self.is_pointwise(var):
-            return self.read(var)[index], self.ends[var].at(index)
         for eqn in self.known.pointwise:
             if var in env:
                 break
             values = [read(v) for v in eqn.invars]
             env[eqn.outvars[0]] = jc.rebind(eqn, values)[0]
-            pairs = [
-                Ends(x, x) if isinstance(v, jc.Literal) else ends.get(v, Ends(x, x))
-                for v, x in zip(eqn.invars, values, strict=True)
-            ]
-            ends[eqn.outvars[0]] = ends_of(eqn, pairs)
+            ends[eqn.outvars[0]] = ends_of(eqn, ends_among(eqn, values, ends))
         return env[var], ends[var]
 
     def _top(self, eqn: Any, low: Any) -> Any:

@@ -17,7 +17,7 @@ from typing import Any
 import jax.numpy as jnp
 from jax import lax
 
-from rewriter.distance_rows import on_grids
+from rewriter.distance_rows import centre_of, on_grids, usual_norms
 from rewriter.emit import emitted
 
 TAU = 0.2  # a distance below this part of the norms may have cancelled
@@ -62,15 +62,9 @@ def _points(
     norms = jnp.sum(weighting.weighed(centred * centred), axis=1)
     if not guarded:
         return Points(rows, centred, norms)
-    low, high = (2.0**-80, 2.0**100) if rows.dtype.itemsize == 4 else (2e-300, 1e300)
+    low, high = usual_norms(rows.dtype)
     inside = ((norms > low) & (norms < high)) | exact
     return Points(rows, centred, jnp.where(inside, norms, jnp.nan))
-
-
-def _centre(rows: Any) -> Any:
-    """Return the mean of the finite entries, or zero."""
-    mean = jnp.mean(jnp.where(jnp.isfinite(rows), rows, 0), axis=0)
-    return jnp.where(jnp.isfinite(mean), mean, 0)
 
 
 def direct(left: Any, right: Any, weighting: Weighting) -> Any:
@@ -126,7 +120,7 @@ def pairwise(
         exact = jnp.any(on_grids(left) & on_grids(right)) & (weighting.weights is None)
     tau = jnp.where(exact, -1.0, TAU).astype(right.dtype)
     zero = jnp.zeros((), right.dtype)
-    centre = jnp.where(exact, zero, _centre(right)) if guarded else zero
+    centre = jnp.where(exact, zero, centre_of(right)) if guarded else zero
     x = _points(left, centre, guarded, exact, weighting)
     y = _points(right, centre, guarded, exact, weighting)
     doubled = -2 * weighting.weighed(x.centred)

@@ -24,11 +24,9 @@ from rewriter.intervals import Decisions, Ends, is_choice
 from rewriter.orient import evaluate
 
 TAU = 0.13  # a distance below this part of the norms may have lost digits
-Products = tuple[Any, Any, Any]  # -2 x.y (b, m), and the norms (b,) and (m,)
 GRIDS = (1.0, 16.0, 256.0)  # data that are multiples of 1/g
-
-
 FIXED = 7  # operands: the row, the table, and what is prepared of it
+Products = tuple[Any, Any, Any]  # -2 x.y (b, m), and the norms (b,) and (m,)
 
 
 def prepare(table: Any, weights: Any = None) -> list[Any]:
@@ -40,11 +38,21 @@ def prepare(table: Any, weights: Any = None) -> list[Any]:
     """
     fits = on_grids(table) & (weights is None)
     weights = jnp.ones(table.shape[1:], table.dtype) if weights is None else weights
-    centre = jnp.mean(jnp.where(jnp.isfinite(table), table, 0), axis=0)
-    centre = jnp.where(jnp.isfinite(centre) & ~jnp.any(fits), centre, 0)
+    centre = jnp.where(jnp.any(fits), 0, centre_of(table))
     rows = table - centre
     norms = jnp.sum(weights * rows * rows, axis=-1)
     return [centre, rows, norms, fits, weights]
+
+
+def centre_of(rows: Any) -> Any:
+    """Return the mean of the finite entries (d,), or zero."""
+    mean = jnp.mean(jnp.where(jnp.isfinite(rows), rows, 0), axis=0)
+    return jnp.where(jnp.isfinite(mean), mean, 0)
+
+
+def usual_norms(dtype: Any) -> tuple[float, float]:
+    """Return the ends between which squared norms neither lose digits nor overflow."""
+    return (2.0**-80, 2.0**100) if dtype.itemsize == 4 else (2e-300, 1e300)
 
 
 def on_grids(rows: Any) -> Any:
@@ -105,7 +113,7 @@ class RowsOfDistances:
         """Compute all rows, and those in doubt again."""
         rows, table, weights = *values[:2], values[FIXED - 1]
         cross, s, t = products
-        low, high = (2.0**-80, 2.0**100) if s.dtype.itemsize == 4 else (2e-300, 1e300)
+        low, high = usual_norms(s.dtype)
         doubt = ~((s > low) & (s < high)) | ~jnp.all(t < high * 2.0**20)
         unit = float(jnp.finfo(cross.dtype).eps) / 2
         d = self.features

@@ -7,7 +7,7 @@ becomes of the distances; `rewriter.decisions` then follows the ends through the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -72,6 +72,8 @@ _BROKEN = frozenset(
 _SMOOTH = frozenset(
     {"reduce_sum", "dot_general", "select_n", "transpose", "integer_pow"}
 )
+_KEEPING = _MONOTONE | _SHAPES | _EXTREME | {"convert_element_type"}
+_CONTINUOUS = ELEMENTWISE | _SMOOTH | _SHAPES | _EXTREME
 
 
 @dataclass(frozen=True)
@@ -147,26 +149,16 @@ def _refused(start: Any, reason: str) -> Decisions:
 
 def _keeps_ends(eqn: Any, bounded: Collection[Any]) -> bool:
     """Whether the result for the ends of its one bounded operand are ends of it."""
-    name = eqn.primitive.name
-    return (
-        name in _MONOTONE
-        or name in _SHAPES
-        or name in _EXTREME
-        or (name == "select_n" and not among(eqn.invars[0], bounded))
-        or name == "convert_element_type"
-    )
+    if eqn.primitive.name == "select_n":
+        return not among(eqn.invars[0], bounded)
+    return eqn.primitive.name in _KEEPING
 
 
 def _is_smooth(eqn: Any, uncertain: Collection[Any]) -> bool:
     """Whether a small error of an operand is a small error of the result."""
-    name = eqn.primitive.name
-    return (
-        name in ELEMENTWISE
-        or name in _SMOOTH
-        or name in _SHAPES
-        or name in _EXTREME
-        or (name == "gather" and not among(eqn.invars[1], uncertain))
-    )
+    if eqn.primitive.name == "gather":
+        return not among(eqn.invars[1], uncertain)
+    return eqn.primitive.name in _CONTINUOUS
 
 
 def is_choice(eqn: Any) -> bool:
@@ -242,6 +234,14 @@ class Ends(NamedTuple):
 def among(atom: Any, values: Collection[Any]) -> bool:
     """Whether an operand is a variable among others."""
     return not isinstance(atom, jc.Literal) and atom in values
+
+
+def ends_among(eqn: Any, values: Sequence[Any], ends: Mapping[Any, Ends]) -> list[Ends]:
+    """Return the ends of an equation's operands, where they have any."""
+    return [
+        Ends(x, x) if isinstance(v, jc.Literal) else ends.get(v, Ends(x, x))
+        for v, x in zip(eqn.invars, values, strict=True)
+    ]
 
 
 def ends_of(eqn: Any, pairs: Sequence[Ends]) -> Ends:
