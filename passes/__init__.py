@@ -1,8 +1,11 @@
 """The pipeline: every optimisation, in the order in which they run."""
 
 from passes.best_so_far import BestSoFar
+from passes.branch_grouping import BranchGrouping
 from passes.buffer_write import BufferWrite
 from passes.chunked_state import ChunkedState
+from passes.closed_sum import ClosedSum
+from passes.conditional_accumulation import ConditionalAccumulation
 from passes.consumer_fusion import ConsumerFusion
 from passes.countable_while import CountableWhile
 from passes.distance_rows import DistanceRows
@@ -42,7 +45,9 @@ DEFAULT_PIPELINE = (
     BufferWrite(),  # arrays that are only filled
     TriangularFill(),  # late: tables filled up to the outer counter
     TriangularLoop(),  # late: bounds that are outer counters
+    ConditionalAccumulation(),  # late: sums inside of conds
     MaskedAccumulation(),  # late: sums under a condition
+    ClosedSum(),  # late: sums that are formulas
     BestSoFar(),  # a search instead of carries
     RunningMoments(),  # two passes instead of a carried mean
     RunningSoftmax(),  # below the final maximum instead of the running one
@@ -57,6 +62,7 @@ DEFAULT_PIPELINE = (
     FeaturePlanes(),  # after distances, which may do without the differences
     ChunkedState(),  # late: states that products read
     LinearRecurrence(),  # late: before distribution, which keeps its loop
+    BranchGrouping(),  # late: conds that distribution would keep in the loop
     RowCheckpoint(),  # early: what differentiation need not store
     LoopDistribution(),  # emits what the others have recognised
     LoopUnrolling(),  # last: a loop that nothing else improves

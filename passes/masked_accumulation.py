@@ -34,7 +34,6 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
@@ -42,6 +41,7 @@ from rewriter.graph import Carry, Loop, substitute
 from rewriter.legality import dear, unbatchable
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.patterns import Body, merged
+from rewriter.recurrence import identity
 from rewriter.remarks import Remark, missed, passed
 
 
@@ -71,7 +71,7 @@ class Guarded:
             else next(given)
             for v in (self.selection.invars[0], self.var, self.term)
         )
-        none = jnp.full(c.shape, _identity(self.step.primitive.name, c.dtype), c.dtype)
+        none = jnp.full(c.shape, identity(self.step.primitive.name, c.dtype), c.dtype)
         value = jnp.broadcast_to(value, c.shape)
         cases = (none, value) if self.if_true else (value, none)
         value = lax.select_n(p, *cases)
@@ -166,7 +166,7 @@ def _guarded(loop: Loop, carry: Carry, body: Body) -> Guarded | None:
         return None
     if step.primitive.name == "sub" and not mine[0]:
         return None
-    if _identity(step.primitive.name, var.aval.dtype) is None:
+    if identity(step.primitive.name, var.aval.dtype) is None:
         return None
     if any(v.aval.dtype != var.aval.dtype for v in (*step.invars, *step.outvars)):
         return None
@@ -182,25 +182,6 @@ def _is_read(loop: Loop, var: Any) -> bool:
     """Whether a value is itself an output, or what a carry becomes."""
     ends = [*(c.out for c in loop.carries), *(a for _, a in loop.ys)]
     return any(a is var for a in ends)
-
-
-def _identity(name: str, dtype: Any) -> Any:
-    """Return the value that leaves the carry as it is, or None."""
-    if jnp.issubdtype(dtype, jnp.bool_):
-        return {"or": False, "and": True, "xor": False}.get(name)
-    if jnp.issubdtype(dtype, jnp.integer):
-        info = jnp.iinfo(dtype)
-        extremes = {"max": info.min, "min": info.max}
-        extremes["and"] = -1 if info.min < 0 else info.max
-        none = dict.fromkeys(("add", "add_any", "sub", "or", "xor"), 0)
-        return {**none, **extremes, "mul": 1}.get(name)
-    if jnp.issubdtype(dtype, jnp.complexfloating):
-        zero = complex(-0.0, -0.0)
-        return {"add": zero, "add_any": zero, "sub": 0}.get(name)
-    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2:
-        none = {"add": -0.0, "add_any": -0.0, "sub": 0, "mul": 1}
-        return {**none, "max": -np.inf, "min": np.inf}.get(name)
-    return None
 
 
 def _passes_a_carry(eqn: Any, carried: set[Any]) -> bool:

@@ -250,7 +250,7 @@ class Model:
             return self.control(eqn, flags)
         inner = [jc.open_jaxpr(j) for j in jc.sub_jaxprs(eqn)]
         if inner and name not in _NOT_CALLS:
-            return self._batched_body(inner[0], flags)
+            return self.batched_body(inner[0], flags)
         if name in DRAWS:
             size = sum(elements(v) for v in eqn.outvars)
             if elements(eqn.invars[0]) >= 16 and name.startswith("random_"):
@@ -316,9 +316,7 @@ class Model:
         """
 
         def price(body: Any, inputs: Sequence[bool]) -> float:
-            return (
-                self.body(body) if flags is None else self._batched_body(body, inputs)
-            )
+            return self.body(body) if flags is None else self.batched_body(body, inputs)
 
         name, p = eqn.primitive.name, eqn.params
         inputs = list(flags or ())
@@ -345,7 +343,11 @@ class Model:
         """Return ns of one run of a jaxpr inside a loop step."""
         return sum(self.loop(e) for e in jaxpr.eqns)
 
-    def _batched_body(self, jaxpr: Any, flags: Sequence[bool]) -> float:
+    def batched_body(self, jaxpr: Any, flags: Sequence[bool]) -> float:
+        """Return ns per row of a jaxpr when all rows run at once.
+
+        `flags` tell which inputs change from row to row.
+        """
         seeds = {v for v, f in zip(jaxpr.invars, flags, strict=False) if f}
         variant = variant_values(jaxpr.eqns, seeds)
         return sum(self.batch(e, variant) for e in jaxpr.eqns)

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from rewriter import jax_compat as jc
-from rewriter.graph import Carry, Loop, reads
-from rewriter.recurrence import Reduction, may_reorder, reduction_of, uses
+from rewriter.graph import Carry, Loop
+from rewriter.recurrence import Reduction, may_reorder, reduction_of, users_of, uses
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,7 @@ def _nodes(
 ) -> tuple[list[Node], dict[Any, int], dict[int, str]]:
     """Return the nodes, the node that makes each variable, and what is forced."""
     constant = {v for v, _ in loop.consts}
-    users: dict[Any, list[int]] = defaultdict(list)
-    for i, eqn in enumerate(loop.eqns):
-        for var in reads(eqn):
-            users[var].append(i)
-    reductions = _reductions(loop, numerics, uses(loop), users)
+    reductions = _reductions(loop, numerics)
     absorbed = {i for r in reductions.values() for i in r.eqns}
     nodes: list[Node] = []
     made: dict[Any, int] = {}
@@ -126,9 +122,8 @@ def _nodes(
     return nodes, made, why
 
 
-def _reductions(
-    loop: Loop, numerics: str, count: Any, users: dict[Any, list[int]]
-) -> dict[Any, Reduction]:
+def _reductions(loop: Loop, numerics: str) -> dict[Any, Reduction]:
+    count, users = uses(loop), users_of(loop.eqns)
     found: dict[Any, Reduction] = {}
     for carry in loop.carries:
         reduction = reduction_of(loop, carry, count, users)

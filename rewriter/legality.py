@@ -6,6 +6,7 @@ from typing import Any
 
 from rewriter import jax_compat as jc
 from rewriter.cost import Model
+from rewriter.rowwise import form_of
 
 _REFS = frozenset(
     {
@@ -64,6 +65,8 @@ def dear(eqn: Any, model: Model, overhead: float) -> str | None:
     rows, so both stay in the loop unless they are cheaper than the loop's overhead.
     """
     name = eqn.primitive.name
+    if form_of(eqn) is not None:
+        return None  # it brings its own batched form
     if name == "while":
         return "a while loop runs as long as its slowest row when batched"
     if name == "cond":

@@ -8,8 +8,8 @@ table of associative operators). Classes: *invariant* (out is in), *reduction*
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,24 +27,27 @@ class Associative:
     """An associative, commutative operation: how to combine and how to reduce."""
 
     name: str
+    primitive: str
     combine: Callable[[Any, Any], Any]
     reduce: Callable[[Any], Any]  # over the leading axis
     exact: bool  # order does not matter, floats included
 
 
 ASSOCIATIVE: dict[str, Associative] = {
-    "sum": Associative("sum", lax.add, lambda t: _same_dtype(jnp.sum, t), False),
-    "prod": Associative("prod", lax.mul, lambda t: _same_dtype(jnp.prod, t), False),
-    "max": Associative("max", lax.max, lambda t: _extreme(jnp.max, t), True),
-    "min": Associative("min", lax.min, lambda t: _extreme(jnp.min, t), True),
+    "sum": Associative("sum", "add", lax.add, lambda t: _same_dtype(jnp.sum, t), False),
+    "prod": Associative(
+        "prod", "mul", lax.mul, lambda t: _same_dtype(jnp.prod, t), False
+    ),
+    "max": Associative("max", "max", lax.max, lambda t: _extreme(jnp.max, t), True),
+    "min": Associative("min", "min", lax.min, lambda t: _extreme(jnp.min, t), True),
     "and": Associative(
-        "and", lax.bitwise_and, lambda t: jnp.bitwise_and.reduce(t, axis=0), True
+        "and", "and", lax.bitwise_and, lambda t: jnp.bitwise_and.reduce(t, axis=0), True
     ),
     "or": Associative(
-        "or", lax.bitwise_or, lambda t: jnp.bitwise_or.reduce(t, axis=0), True
+        "or", "or", lax.bitwise_or, lambda t: jnp.bitwise_or.reduce(t, axis=0), True
     ),
     "xor": Associative(
-        "xor", lax.bitwise_xor, lambda t: jnp.bitwise_xor.reduce(t, axis=0), True
+        "xor", "xor", lax.bitwise_xor, lambda t: jnp.bitwise_xor.reduce(t, axis=0), True
     ),
 }
 _FAMILY = {
@@ -94,29 +97,72 @@ class Reduction:
 
 def uses(loop: Loop) -> Counter[Any]:
     """Count the readers of every variable of a body."""
-    count: Counter[Any] = Counter()
-    for eqn in loop.eqns:
-        count.update(reads(eqn))
-    for atom in (*(a for _, a in loop.ys), *(c.out for c in loop.carries)):
-        if not isinstance(atom, jc.Literal):
-            count[atom] += 1
+    ends = (*(a for _, a in loop.ys), *(c.out for c in loop.carries))
+    return count_reads(loop.eqns, ends)
+
+
+def count_reads(eqns: Sequence[Any], outs: Sequence[Any]) -> Counter[Any]:
+    """Count the readers of every variable, outputs included."""
+    count = Counter(v for e in eqns for v in reads(e))
+    count.update(a for a in outs if not isinstance(a, jc.Literal))
     return count
+
+
+def users_of(eqns: Sequence[Any]) -> dict[Any, list[int]]:
+    """Map every variable to the equations that read it, once for each operand."""
+    users: dict[Any, list[int]] = defaultdict(list)
+    for i, eqn in enumerate(eqns):
+        for var in reads(eqn):
+            users[var].append(i)
+    return users
 
 
 def reduction_of(
     loop: Loop, carry: Carry, count: Counter[Any], users: dict[Any, list[int]]
 ) -> Reduction | None:
     """Return the reduction that a carry is, or None."""
-    var, family = carry.var, ""
+    if not jc.is_array_aval(carry.var.aval) or jc.is_extended(carry.var.aval):
+        return None
+    found = accumulation(loop.eqns, carry.var, carry.out, count, users)
+    if found is None or not found.terms or count[carry.out] != 1:
+        return None
+    operation = ASSOCIATIVE[found.family]
+    return Reduction(carry, operation, found.terms, found.eqns)
+
+
+@dataclass(frozen=True)
+class Accumulation:
+    """A chain of operations of one family from a value to what it becomes."""
+
+    family: str
+    terms: tuple[Term, ...]
+    eqns: tuple[int, ...]
+
+
+def accumulation(
+    eqns: Sequence[Any],
+    var: Any,
+    out: Any,
+    count: Counter[Any],
+    users: dict[Any, list[int]],
+) -> Accumulation | None:
+    """Return how `var` becomes `out` by accumulating, read by nothing else, or None.
+
+    Args:
+        eqns: the equations, in order.
+        var: the value at the start.
+        out: the value at the end; no terms where that is the same.
+        count: number of readers of a value, outputs included.
+        users: which equations read a value.
+    """
+    start, family = var, ""
     terms: list[Term] = []
     chain: list[int] = []
-    if not jc.is_array_aval(var.aval) or jc.is_extended(var.aval):
-        return None
-    while var is not carry.out:
+    while var is not out:
         if count[var] != 1 or len(users.get(var, ())) != 1:
             return None
         index = users[var][0]
-        eqn = loop.eqns[index]
+        eqn = eqns[index]
         kind = _FAMILY.get(eqn.primitive.name, "")
         if _is_retyped(eqn):
             var = eqn.outvars[0]
@@ -130,17 +176,35 @@ def reduction_of(
             return None
         term = eqn.invars[1 - position]
         var = eqn.outvars[0]
-        if var.aval.shape != carry.var.aval.shape or (
-            var.aval.dtype != carry.var.aval.dtype
-        ):
+        if var.aval.shape != start.aval.shape or var.aval.dtype != start.aval.dtype:
             return None
         terms.append(Term(term, eqn.primitive.name == "sub"))
         chain.append(index)
-    if not terms or count[carry.out] != 1 or carry.var is carry.out:
-        return None
     if family in ("and", "or", "xor") and np.dtype(var.aval.dtype).kind not in "iub":
         return None
-    return Reduction(carry, ASSOCIATIVE[family], tuple(terms), tuple(chain))
+    return Accumulation(family, tuple(terms), tuple(chain))
+
+
+def identity(name: str, dtype: Any) -> Any:
+    """Return the operand of a primitive that changes no value, or None.
+
+    Not even a negative zero: a float sum takes -0.0.
+    """
+    if jnp.issubdtype(dtype, jnp.bool_):
+        return {"or": False, "and": True, "xor": False}.get(name)
+    if jnp.issubdtype(dtype, jnp.integer):
+        info = jnp.iinfo(dtype)
+        extremes = {"max": info.min, "min": info.max}
+        extremes["and"] = -1 if info.min < 0 else info.max
+        none = dict.fromkeys(("add", "add_any", "sub", "or", "xor"), 0)
+        return {**none, **extremes, "mul": 1}.get(name)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        zero = complex(-0.0, -0.0)
+        return {"add": zero, "add_any": zero, "sub": 0}.get(name)
+    if jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize >= 2:
+        none = {"add": -0.0, "add_any": -0.0, "sub": 0, "mul": 1}
+        return {**none, "max": -np.inf, "min": np.inf}.get(name)
+    return None
 
 
 def _is_retyped(eqn: Any) -> bool:

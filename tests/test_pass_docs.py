@@ -333,6 +333,42 @@ PROGRAMS |= {
 }
 
 
+def _grouped(x, w, otherwise=lambda x: x):
+    dear = lambda x: jnp.tanh(jnp.tanh(x @ w) @ w)  # noqa: E731
+    return lax.map(lambda x: lax.cond(x[0] > 0, dear, otherwise, x), x)
+
+
+def _conditional(x, w):
+    def step(c, x):
+        dear = lambda c: c + jnp.tanh(jnp.tanh(x @ w) @ w)  # noqa: E731
+        return lax.cond(x[0] > 0, dear, lambda c: c, c), None
+
+    return lax.scan(step, jnp.zeros(64), x)[0]
+
+
+def _root(x):
+    return lax.while_loop(lambda c: c[0] < 100, lambda c: c * 2, jnp.abs(x) + 1)
+
+
+def _affine(a, w=None):
+    def body(i, c):
+        h, s = c
+        return h if w is None else jnp.tanh(w @ h), s + a * i
+
+    return lax.fori_loop(0, 1000, body, (jnp.ones(64), 0.0))
+
+
+ROWS = random(400, 64)
+PROGRAMS |= {
+    "branches": (_grouped, ROWS, W),
+    "few branches": (_grouped, ROWS[:6], W),
+    "while in a branch": (functools.partial(_grouped, otherwise=_root), ROWS, W),
+    "sum in a branch": (_conditional, ROWS, W),
+    "closed sum": (_affine, jnp.float32(1.5)),
+    "sum beside products": (_affine, jnp.float32(1.5), W),
+}
+
+
 @functools.cache
 def produced():
     """Run `explain` on all programs; return which of them gave each code."""

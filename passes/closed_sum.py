@@ -1,0 +1,308 @@
+"""Closed sums: `s + (2*i + 1) * c` over all i is a formula, not a loop.
+
+What it does: a sum whose terms are affine in the counter, or in other integers that are
+known at every step, with coefficients that no step changes, is computed from the sum
+(integers) or the mean (floats) of those integers: no loop and no row of terms is left.
+
+Why it pays: one evaluation of the term instead of one per step.
+
+Legality: the carry is read by nothing else. Integers: ring operations in one dtype, so
+the wrapped result is the loop's. Floats: where a coefficient or the result is not
+finite, all terms are added, so NaN and infinity appear where the loop has them.
+
+Numerics: strict; sums of floats are replaced only from `reassociate` on.
+
+Before and after (run as a test):
+
+>>> import jax, jax.numpy as jnp
+>>> from rewriter import explain
+>>> def f(c):
+...     return jax.lax.fori_loop(0, 1000, lambda i, s: s + (2 * i + 1) * c, 0)
+>>> report = explain(f)(7)
+>>> len(report.after.loops), f(7)
+(0, Array(7000000, dtype=int32, weak_type=True))
+
+References: LLVM's scalar evolution (chains of recurrences, Bachmann, Wang and Zima,
+ISSAC 1994).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from rewriter import jax_compat as jc
+from rewriter.cost import Model
+from rewriter.graph import Loop, Outputs, prune, reads, replace_final
+from rewriter.indices import Affine, Known
+from rewriter.legality import is_foreign, unbatchable
+from rewriter.pass_base import Context, LoopPass, Phase, Plan
+from rewriter.patterns import merged
+from rewriter.recurrence import Reduction, may_reorder, reduction_of, users_of, uses
+from rewriter.remarks import Remark, missed, passed
+
+_VIEWS = frozenset(
+    {
+        "broadcast_in_dim",
+        "convert_element_type",
+        "neg",
+        "reduce_sum",
+        "reshape",
+        "squeeze",
+        "transpose",
+    }
+)
+_SUMS = frozenset({"add", "add_any", "sub"})
+
+
+@dataclass(frozen=True)
+class Closed:
+    """A sum with the equations of its terms and the known integers they read."""
+
+    reduction: Reduction
+    eqns: tuple[Any, ...]
+    known: tuple[tuple[Any, Known], ...]
+
+
+@dataclass(frozen=True)
+class Sums(Plan):
+    """The sums of one loop."""
+
+    loop: Loop | None = None
+    sums: tuple[Closed, ...] = ()
+
+
+@dataclass(frozen=True)
+class ClosedSum(LoopPass):
+    """The pass."""
+
+    name: ClassVar = "closed-sum"
+    phase: ClassVar = Phase.LATE_ROLES
+    numerics: ClassVar = "strict"
+    least_share: float = 0.2  # of the loop's work; its terms are there twice
+
+    FOUND = passed("closed", "{count} sum(s) over all steps are computed at once")
+    SMALL = missed("small", "a sum that is {percent} % of a loop stays in it")
+    NONE = missed("none", "no carry sums terms that are affine in the counter")
+
+    def match(self, loop: Loop, ctx: Context) -> Sums | Remark:
+        """Find sums of affine terms."""
+        loop = merged(loop)
+        if not isinstance(loop.length, int) or loop.length < 2:
+            return self.NONE.at(loop.location)
+        count, users = uses(loop), users_of(loop.eqns)
+        found = []
+        for carry in loop.carries:
+            reduction = reduction_of(loop, carry, count, users)
+            if reduction is None or reduction.op.name != "sum":
+                continue
+            if may_reorder(reduction, ctx.options.numerics):
+                closed = _closed(loop, reduction)
+                found += [] if closed is None else [closed]
+        if not found:
+            return self.NONE.at(loop.location)
+        share = _share(loop, found, ctx.model)
+        if share < self.least_share:
+            return self.SMALL.at(loop.location, percent=round(100 * share))
+        remark = self.FOUND.at(loop.location, count=len(found))
+        return Sums(remark, "", loop, tuple(found))
+
+    def rewrite(self, plan: Sums) -> Loop:
+        """Take the carries out; their final values are computed after the loop."""
+        whole = loop = plan.loop
+        assert whole is not None
+        assert loop is not None
+        for closed in plan.sums:
+            var = closed.reduction.carry.var
+            get = _total(whole, closed)
+            loop = loop.replace(
+                results=replace_final(loop, var, get),
+                carries=tuple(c for c in loop.carries if c.var is not var),
+            )
+        return loop
+
+
+def _share(loop: Loop, sums: Sequence[Closed], model: Model) -> float:
+    """Return the part of a step's work that goes with some sums."""
+    gone = {c.reduction.carry.var for c in sums}
+    results = tuple(r for r in loop.results if r is not None and r.carry not in gone)
+    rest = prune(loop.replace(results=results))
+    if not rest.carries and not rest.ys:
+        return 1.0
+    before, after = (
+        sum(map(model.loop, x.eqns)) + model.overhead(x.eqns) for x in (loop, rest)
+    )
+    return 1 - after / before
+
+
+def _closed(loop: Loop, reduction: Reduction) -> Closed | None:
+    """Return the sum, if its terms are affine in what is known at every step."""
+    dtype = reduction.carry.var.aval.dtype
+    if dtype.kind not in "iuf":
+        return None
+    known = loop.known()
+    fixed = {v for v, _ in loop.consts}
+    affine: set[Any] = set()
+    used: dict[Any, Known] = {}
+    made = {v: e for e in loop.eqns for v in e.outvars}
+    cone = _cone(reduction, made, known)
+    eqns = [e for e in loop.eqns if id(e) in cone]
+    for eqn in eqns:
+        changing = [v for v in reads(eqn) if v not in fixed]
+        if any(v not in affine and v not in known for v in changing):
+            return None
+        used.update((v, known[v]) for v in changing if v in known)
+        if not changing:
+            if unbatchable(eqn) is not None or is_foreign(eqn):
+                return None
+            fixed.update(eqn.outvars)
+        elif _is_affine(eqn, changing, any(v in known for v in changing), dtype):
+            affine.update(eqn.outvars)
+        else:
+            return None
+    for term in reduction.terms:
+        if isinstance(term.atom, jc.Literal) or term.atom in fixed | affine:
+            continue
+        if term.atom not in known or dtype.kind == "f":
+            return None
+        used[term.atom] = known[term.atom]
+    return Closed(reduction, tuple(eqns), tuple(used.items()))
+
+
+def _cone(reduction: Reduction, made: Any, known: Any) -> set[int]:
+    """Return the equations that make the terms from known integers and constants."""
+    todo = [t.atom for t in reduction.terms]
+    found: set[int] = set()
+    while todo:
+        atom = todo.pop()
+        if isinstance(atom, jc.Literal) or atom in known or atom not in made:
+            continue
+        if id(made[atom]) not in found:
+            found.add(id(made[atom]))
+            todo += reads(made[atom])
+    return found
+
+
+def _is_affine(eqn: Any, changing: list[Any], reads_known: bool, dtype: Any) -> bool:
+    """Whether an equation's result is affine in what changes from step to step.
+
+    For integers all is done in the dtype of the sum. For floats the known integers
+    must first become floats, since what stands for them need not be whole.
+    """
+    name, whole = eqn.primitive.name, dtype.kind in "iu"
+    have, out = eqn.invars[0].aval.dtype, eqn.outvars[0].aval.dtype
+    if name == "convert_element_type" and not whole:
+        if reads_known:
+            return out.kind == "f" and out.itemsize >= 4
+        return out.kind == "f" and out.itemsize >= have.itemsize
+    if reads_known and not whole:
+        return False
+    if any(
+        v.aval.dtype != (dtype if whole else out) for v in (*eqn.invars, *eqn.outvars)
+    ):
+        return False
+    if name in _VIEWS or name in _SUMS:
+        return True
+    if name == "mul":
+        return len(changing) == 1
+    return name == "div" and not whole and changing == [eqn.invars[0]]
+
+
+def _total(loop: Loop, closed: Closed) -> Callable[[Outputs], Any]:
+    """Return what computes the final value of a carry."""
+    length, reduction = loop.length, closed.reduction
+    aval = reduction.carry.var.aval
+    dtype = aval.dtype
+
+    def whole(consts: dict[Any, Any]) -> list[Any]:
+        def wrapped(known: Known, aval: Any, times: int) -> Any:
+            return _wrapped(times * _sum(known, length), aval)
+
+        at_sum = _terms(closed, consts, lambda k, aval: wrapped(k, aval, 1))
+        at_zero = _terms(closed, consts, lambda k, aval: wrapped(k, aval, 0))
+        more = np.asarray(length - 1).astype(aval.dtype)
+        return [one + none * more for one, none in zip(at_sum, at_zero, strict=True)]
+
+    def rounded(consts: dict[Any, Any]) -> list[Any]:
+        def mean(known: Known, aval: Any) -> Any:
+            value = (_sum(known, length) / length).astype(np.float64)
+            return np.broadcast_to(value, aval.shape).astype(dtype)
+
+        sums = [one * length for one in _terms(closed, consts, mean)]
+        read = {v for e in closed.eqns for v in reads(e)}
+        read |= {t.atom for t in reduction.terms if not isinstance(t.atom, jc.Literal)}
+        floats = [
+            x for v, x in consts.items() if v in read and v.aval.dtype.kind == "f"
+        ]
+        finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in (*floats, *sums)])
+        return lax.cond(
+            jnp.all(finite), lambda: sums, lambda: _by_rows(closed, consts, length)
+        )
+
+    def get(out: Outputs) -> Any:
+        consts = {v: s.get(out.args) for v, s in loop.consts}
+        value = lax.convert_element_type(reduction.carry.init.get(out.args), dtype)
+        sums = rounded(consts) if dtype.kind == "f" else whole(consts)
+        for term, one in zip(reduction.terms, sums, strict=True):
+            value = value - one if term.negative else value + one
+        return value
+
+    return get
+
+
+def _by_rows(closed: Closed, consts: dict[Any, Any], length: int) -> list[Any]:
+    """Return the sum of each term, from a row per step."""
+    j = jnp.arange(length)
+
+    def one(j: Any) -> list[Any]:
+        return _terms(closed, consts, lambda known, aval: _at(known, j, aval))
+
+    return [jnp.sum(rows, axis=0) for rows in jax.vmap(one)(j)]
+
+
+def _at(known: Known, j: Any, aval: Any) -> Any:
+    """Return a known value at storage index `j`."""
+    if not isinstance(known, Affine):
+        return jnp.asarray(known.rows.astype(aval.dtype))[j]
+    step = known.step.astype(aval.dtype)
+    return known.base.astype(aval.dtype) + step * j.astype(aval.dtype)
+
+
+def _sum(known: Known, length: int) -> np.ndarray:
+    """Return the sum of the values at all steps, as Python integers."""
+    if isinstance(known, Affine):
+        base, step = known.base.astype(object), known.step.astype(object)
+        return np.asarray(base * length + step * (length * (length - 1) // 2))
+    return np.asarray(known.rows.astype(object).sum(axis=0))
+
+
+def _terms(
+    closed: Closed, consts: dict[Any, Any], value: Callable[[Known, Any], Any]
+) -> list[Any]:
+    """Evaluate the terms with some value in place of each known integer."""
+    aval = closed.reduction.carry.var.aval
+    env = dict(consts)
+    for v, known in closed.known:
+        env[v] = value(known, v.aval)
+    for eqn in closed.eqns:
+        ins = [x.val if isinstance(x, jc.Literal) else env[x] for x in eqn.invars]
+        env.update(zip(eqn.outvars, jc.rebind(eqn, ins), strict=True))
+    out = []
+    for term in closed.reduction.terms:
+        atom = term.atom
+        x = atom.val if isinstance(atom, jc.Literal) else env[atom]
+        out.append(jnp.broadcast_to(jnp.asarray(x, aval.dtype), aval.shape))
+    return out
+
+
+def _wrapped(value: np.ndarray, aval: Any) -> np.ndarray:
+    """Return Python integers wrapped to an integer type."""
+    bits = 8 * aval.dtype.itemsize
+    wrapped = (np.broadcast_to(value, aval.shape) % (1 << bits)).astype(np.uint64)
+    return wrapped.astype(f"u{aval.dtype.itemsize}").view(aval.dtype)
