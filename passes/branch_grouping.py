@@ -101,7 +101,8 @@ class BranchGrouping(LoopPass):
     phase: ClassVar = Phase.LATE_ROLES
     numerics: ClassVar = "strict"
     worth_emitting: ClassVar = False  # pays only if the loop is batched
-    blocks: ClassVar = (64, 32, 16, 8)  # rows at once
+    entering: ClassVar = 5  # batched stages that the bookkeeping is worth
+    blocks: ClassVar = (256, 128, 64, 32, 16, 8)  # rows at once
 
     FOUND = passed(
         "grouped",
@@ -188,12 +189,15 @@ class BranchGrouping(LoopPass):
         written = sum(nbytes(v) for v in eqn.outvars)
         fixed = machine.row_call + written * machine.byte_stored
         grouping = machine.kernel + (moved + written) * machine.byte_copied
-        batched = [ctx.model.batched_body(b, mapped[1:]) for b in branches]
+        rows = self.blocks[0]
+        batched = [ctx.model.in_block(b, mapped[1:], rows) for b in branches]
         before = [ctx.model.body(b) + overhead for b in branches]
         ways = [Way(own, fixed, grouping, batched) for own in _choices(batched)]
         way = min(ways, key=lambda w: w.worst(before)[0])
         loss, worst = way.worst(before)
-        spare = loop.length * (overhead - way.everywhere)
+        spare = (
+            loop.length * (overhead - way.everywhere) - self.entering * machine.stage
+        )
         size = next((b for b in self.blocks if b * way.filling <= spare), 0)
         if loss > 0 or not size:
             return self.COSTLY.at(

@@ -39,6 +39,7 @@ from typing import ClassVar
 
 from rewriter import jax_compat as jc
 from rewriter.blocks import emit_partition
+from rewriter.cost import nbytes
 from rewriter.dependence import Dependence, dependence_graph
 from rewriter.graph import Loop
 from rewriter.memory import Footprint
@@ -47,11 +48,12 @@ from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
 from rewriter.pricing import (
     crossing_bytes,
     forced_in_order,
+    forked_work,
     invariant_nodes,
-    is_elementwise,
     moves_work,
     plan_footprint,
     prices,
+    rows_ahead,
     suits_planes,
 )
 from rewriter.remarks import Location, Remark, missed, passed
@@ -150,11 +152,13 @@ class LoopDistribution(LoopPass):
         forced = {} if tiny else forced_in_order(loop, model, overhead)
         dep = dependence_graph(loop, ctx.options.numerics, forced)
         invariant = invariant_nodes(dep)
-        part = partition(dep, prices(dep, model, invariant, overhead, tiny))
+        priced = prices(dep, model, invariant, overhead, tiny)
+        part = partition(dep, priced)
         tiny = tiny and part.is_map
         before = part.loop_cost + loop.saved
-        forks = not ctx.loops and is_elementwise(part, invariant, model)
-        after = part.cost + model.stages(part.scans + 1, loop.length, forks)
+        forked = 0.0 if ctx.loops else forked_work(part, priced, invariant, model)
+        after = part.cost + model.stages(part.scans + 1, loop.length, forked)
+        after += sum(model.loading(nbytes(v)) for v in rows_ahead(part))
         size, kept = (Footprint(), 0) if tiny else plan_footprint(part, invariant)
         crossing = None if part.is_map else crossing_bytes(loop)
         schedule = choose(

@@ -10,120 +10,19 @@ from typing import Any
 from rewriter import jax_compat as jc
 from rewriter.graph import carry_fixpoint, reads, variant_values
 from rewriter.machine import Machine
+from rewriter.operations import (
+    CONTROL,
+    DRAWS,
+    FREE,
+    IN_LINE,
+    INDEXED,
+    LIBRARY,
+    NOT_CALLS,
+    TINY_DOT,
+    WEIGHT,
+)
 from rewriter.orient import is_grouped
 from rewriter.rowwise import form_of
-
-# relative price of one element, in units of a cheap one
-_WEIGHT = {
-    "transpose": 0.2,
-    "exp": 3,
-    "exp2": 3,
-    "log": 4,
-    "log1p": 6,
-    "expm1": 6,
-    "tanh": 4,
-    "logistic": 4,
-    "sin": 8,
-    "cos": 8,
-    "tan": 15,
-    "pow": 12,
-    "sqrt": 2,
-    "rsqrt": 2,
-    "cbrt": 12,
-    "div": 2,
-    "rem": 8,
-    "erf": 8,
-    "erf_inv": 12,
-    "erfc": 12,
-    "lgamma": 40,
-    "digamma": 40,
-    "atan2": 20,
-    "sinh": 10,
-    "cosh": 10,
-    "asin": 15,
-    "acos": 15,
-    "atan": 15,
-    "asinh": 15,
-    "acosh": 15,
-    "atanh": 15,
-    "igamma": 200,
-    "argmax": 4,
-    "argmin": 4,
-    "cumsum": 16,
-    "cumlogsumexp": 40,
-    "cumprod": 16,
-    "cummax": 16,
-    "cummin": 16,
-}
-_FREE = frozenset(
-    {
-        "reshape",
-        "squeeze",
-        "expand_dims",
-        "broadcast_in_dim",
-        "stop_gradient",
-        "copy",
-        "convert_element_type",
-        "bitcast_convert_type",
-        "random_wrap",
-        "random_unwrap",
-        "iota",
-        "slice",
-        "pvary",
-    }
-)
-LIBRARY = frozenset(
-    {
-        "lu",
-        "cholesky",
-        "qr",
-        "eigh",
-        "svd",
-        "eig",
-        "triangular_solve",
-        "sort",
-        "top_k",
-        "fft",
-        "householder_product",
-        "schur",
-        "conv_general_dilated",
-        "geqrf",
-        "approx_top_k",
-        "lu_pivots_to_permutation",
-        "tridiagonal_solve",
-        "custom_call",
-        "tridiagonal",
-        "geqp3",
-        "ormqr",
-    }
-)
-DRAWS = frozenset(
-    {
-        "random_bits",
-        "threefry2x32",
-        "random_split",
-        "random_fold_in",
-        "random_seed",
-        "rng_bit_generator",
-        "random_gamma",
-    }
-)
-_IN_LINE = frozenset({"sort", "top_k", "approx_top_k"})  # XLA's own code, no call
-_INDEXED = frozenset({"gather", "scatter", "dynamic_slice", "dynamic_update_slice"})
-TINY_DOT = 128  # multiplications of a dot that XLA writes out
-_CONTROL = frozenset({"scan", "while", "cond"})
-_NOT_CALLS = frozenset(
-    {
-        "reduce",
-        "scatter",
-        "scatter-add",
-        "scatter-mul",
-        "scatter-min",
-        "scatter-max",
-        "scatter_add",
-        "sort",
-    }
-)
 
 
 def nbytes(atom: Any) -> int:
@@ -163,13 +62,13 @@ class Model:
         if name == "dot_general":
             return self._loop_dot(eqn)
         if name in LIBRARY:
-            return (0.0 if name in _IN_LINE else m.library_call) + self._library(eqn)
-        if name in _CONTROL:
+            return (0.0 if name in IN_LINE else m.library_call) + self._library(eqn)
+        if name in CONTROL:
             return self.control(eqn)
         inner = [jc.open_jaxpr(j) for j in jc.sub_jaxprs(eqn)]
-        if inner and name not in _NOT_CALLS:
+        if inner and name not in NOT_CALLS:
             return sum(self.loop(e) for e in inner[0].eqns)
-        if name in _FREE:
+        if name in FREE:
             return 0.02 * m.element * size
         if name.startswith("reduce_") or name in ("argmax", "argmin"):
             size = elements(eqn.invars[0])
@@ -198,16 +97,31 @@ class Model:
             )
         )
 
-    def stages(self, count: int, length: int, elementwise: bool) -> float:
-        """Return ns per step of entering `count` batched stages."""
-        fixed = self.machine.stage * count
-        if elementwise:
-            fixed += self.machine.fork
+    def beside(self, eqn: Any) -> float:
+        """Return what elementwise work costs beside a residual scan, over inside it.
+
+        A function such as `tanh` goes along with what is moved: in the scan it may be
+        fused with the load of its row, or with a write, and is then not vectorised.
+        """
+        return 0.9 if self.weight(eqn) > 2 else 1.0
+
+    def stages(self, count: int, length: int, forked: float) -> float:
+        """Return ns per step of entering `count` batched stages.
+
+        `forked` is what they compute per step where it is split over the cores; small
+        work is not.
+        """
+        m = self.machine
+        fixed = m.stage * count + min(m.fork, forked * length)
         return fixed / max(1, length)
+
+    def loading(self, size: int) -> float:
+        """Return ns of loading a row of `size` bytes one step ahead."""
+        return 2 * self.machine.kernel + size * self.machine.byte_copied
 
     def weight(self, eqn: Any) -> float:
         """Return the relative price of one element of an operation."""
-        return _WEIGHT.get(eqn.primitive.name, 1)
+        return WEIGHT.get(eqn.primitive.name, 1)
 
     def _library(self, eqn: Any) -> float:
         if eqn.primitive.name in ("top_k", "approx_top_k"):
@@ -227,7 +141,8 @@ class Model:
             return m.matrix_call + flops * rate
         matrix = max(nbytes(v) for v in eqn.invars)
         streamed = matrix * m.byte_loop if matrix > 1 << 18 else 0.0
-        return m.vector_call + max(flops * m.flop_vector, streamed)
+        call = m.vector_call * min(1.0, multiplies / m.short_dot)
+        return call + max(flops * m.flop_vector, streamed)
 
     def batch(self, eqn: Any, variant: frozenset[Any] | set[Any]) -> float:
         """Return ns per step of one equation when all steps run at once."""
@@ -243,13 +158,13 @@ class Model:
         if name == "conv_general_dilated":
             return self.loop(eqn)
         if name in LIBRARY:
-            call = {True: 0.0, False: 0.25 * m.library_call}[name in _IN_LINE]
+            call = {True: 0.0, False: 0.25 * m.library_call}[name in IN_LINE]
             return call + (0.4 if is_grouped(eqn) else 1.1) * self._library(eqn)
         flags = [not isinstance(v, jc.Literal) and v in variant for v in eqn.invars]
-        if name in _CONTROL:
+        if name in CONTROL:
             return self.control(eqn, flags)
         inner = [jc.open_jaxpr(j) for j in jc.sub_jaxprs(eqn)]
-        if inner and name not in _NOT_CALLS:
+        if inner and name not in NOT_CALLS:
             return self.batched_body(inner[0], flags)
         if name in DRAWS:
             size = sum(elements(v) for v in eqn.outvars)
@@ -257,7 +172,7 @@ class Model:
                 # many keys at once keep the vector units busy by themselves
                 return m.draw_call + 0.9 * m.draw * m.element * size
             return 0.4 * m.draw * m.element_batched * size + m.row_call
-        if name in _INDEXED:  # a slice in the loop, a gather of elements batched
+        if name in INDEXED:  # a slice in the loop, a gather of elements batched
             size = sum(elements(v) for v in eqn.outvars)
             return m.row_call + 6 * m.element * size
         if name in ("argmax", "argmin", "concatenate", "pad", "rev", "reverse"):
@@ -352,6 +267,21 @@ class Model:
         variant = variant_values(jaxpr.eqns, seeds)
         return sum(self.batch(e, variant) for e in jaxpr.eqns)
 
+    def in_block(self, jaxpr: Any, flags: Sequence[bool], rows: int) -> float:
+        """Return ns per row of a jaxpr for a block of rows, on one core."""
+        m = self.machine
+        seeds = {v for v, f in zip(jaxpr.invars, flags, strict=False) if f}
+        variant, total = variant_values(jaxpr.eqns, seeds), 0.0
+        for eqn in jaxpr.eqns:
+            ns = self.batch(eqn, variant)
+            if eqn.primitive.name == "dot_general":
+                one_core = 2.0 * math.prod(dot_shape(eqn)) * m.flop_matrix
+                ns = max(ns, (m.matrix_call / rows + one_core) if ns else 0.0)
+            elif ns and not is_kernel(eqn):
+                ns = max(ns, self.loop(eqn))
+            total += ns
+        return total
+
     def overhead(self, eqns: Iterable[Any]) -> float:
         """Return ns per step that the loop itself costs."""
         m, eqns = self.machine, list(eqns)
@@ -380,7 +310,7 @@ def is_kernel(eqn: Any) -> bool:
         return math.prod(dot_shape(eqn)) > TINY_DOT
     return (
         name in LIBRARY
-        or name in _CONTROL
+        or name in CONTROL
         or form_of(eqn) is not None
         or any(is_kernel(e) for j in jc.sub_jaxprs(eqn) for e in jc.open_jaxpr(j).eqns)
     )
@@ -390,6 +320,6 @@ def _library_power(eqn: Any) -> float:
     """Flops per element of a library call: n for a factorisation, log n for a sort."""
     shape = getattr(eqn.invars[0].aval, "shape", ())
     n = shape[-1] if shape else 1
-    if eqn.primitive.name in _IN_LINE or eqn.primitive.name == "fft":
+    if eqn.primitive.name in IN_LINE or eqn.primitive.name == "fft":
         return 800.0 * math.log2(max(2, n))
     return float(n)

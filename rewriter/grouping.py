@@ -84,7 +84,7 @@ class Grouped:
         def body(state: Any) -> Any:
             done, out = state
             ranks = jnp.minimum(done + 1 + jnp.arange(size, dtype=jnp.int32), total)
-            rows = jnp.searchsorted(count, ranks, method="scan_unrolled")
+            rows = jnp.searchsorted(count, ranks)
             here = {"mode": "promise_in_bounds", "indices_are_sorted": True}
             taken = [
                 v.at[rows].get(**here) if m else v

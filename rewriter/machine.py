@@ -19,6 +19,7 @@ class Machine:
     step: float  # one step of any other loop
     kernel: float  # one kernel inside such a step
     vector_call: float  # one matrix-vector product inside a step
+    short_dot: int  # multiplications of the shortest that costs a whole call
     matrix_call: float  # one matrix-matrix product inside a step
     row_call: float  # one row of a batched product
     library_call: float  # one LAPACK call inside a step
@@ -60,6 +61,7 @@ CPU = Machine(
     step=60.0,
     kernel=110.0,
     vector_call=150.0,
+    short_dot=2500,
     matrix_call=450.0,
     row_call=12.0,
     library_call=900.0,
@@ -96,6 +98,7 @@ GPU = Machine(
     step=6000.0,
     kernel=3000.0,
     vector_call=5000.0,
+    short_dot=1,
     matrix_call=5000.0,
     row_call=0.1,
     library_call=30000.0,

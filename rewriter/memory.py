@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from rewriter import jax_compat as jc
-from rewriter.cost import DRAWS, LIBRARY, nbytes
+from rewriter.cost import nbytes
+from rewriter.operations import DRAWS, LIBRARY
 from rewriter.rowwise import form_of
 
 

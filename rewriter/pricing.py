@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
@@ -10,10 +11,11 @@ from rewriter import planes
 from rewriter.contraction import Dot, contractions
 from rewriter.cost import Model, elements, nbytes
 from rewriter.dependence import Dependence
-from rewriter.graph import Loop, variant_values
+from rewriter.graph import Loop, reads, variant_values
 from rewriter.legality import dear, unbatchable
 from rewriter.memory import Footprint, footprint, is_materialised
 from rewriter.partition import Partition, Prices
+from rewriter.prefetch import sliced_rows
 from rewriter.recurrence import Reduction
 
 # writes and reads of rows: in place, whatever the size of the array
@@ -94,7 +96,7 @@ def prices(
             elif node.eqn.primitive.name in ("slice", "squeeze", "reshape"):
                 batch_ns.append(0.0)  # a part of rows that are stored anyway
             elif dep.sequential and not model.is_paying(node.eqn):
-                batch_ns.append(cost)
+                batch_ns.append(cost * model.beside(node.eqn))
             else:
                 batch_ns.append(model.batch(node.eqn, variant))
         elif node.reduction is not None:
@@ -138,12 +140,30 @@ def _reduction(
     return size * m.element * len(reduction.terms), batched
 
 
-def is_elementwise(part: Partition, invariant: frozenset[int], model: Model) -> bool:
-    """Whether the batched stages hold no dot, library call, draw or contraction."""
+def forked_work(
+    part: Partition, priced: Prices, invariant: frozenset[int], model: Model
+) -> float:
+    """Return ns per step of the batched stages, which XLA splits over the cores.
+
+    Without a dot, library call, draw or contraction the split costs in full.
+    """
     eqns = [part.dependence.nodes[v].eqn for v in part.in_batch]
-    if any(e is not None and model.is_paying(e) for e in eqns):
-        return False
-    return not contractions(part, invariant)
+    paying = any(e is not None and model.is_paying(e) for e in eqns)
+    if not paying and not contractions(part, invariant):
+        return math.inf
+    return sum(priced.batch[v] for v in part.in_batch)
+
+
+def rows_ahead(part: Partition) -> list[Any]:
+    """Return the stacked values that residual scans load a step ahead."""
+    nodes = part.dependence.nodes
+    found: dict[Any, None] = {}
+    for stage in range(1, part.scans + 1):
+        eqns = [e for e in (nodes[v].eqn for v in part.scan_nodes(stage)) if e]
+        made = {x for e in eqns for x in e.outvars}
+        read = {v for e in eqns for v in reads(e)} & part.stored - made
+        found.update(dict.fromkeys(sliced_rows(eqns, list(read))))
+    return list(found)
 
 
 def moves_work(part: Partition, invariant: frozenset[int]) -> bool:

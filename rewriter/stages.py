@@ -13,10 +13,11 @@ from jax import lax
 from rewriter import jax_compat as jc
 from rewriter import planes
 from rewriter.dependence import Node
-from rewriter.emit import mark, typed
+from rewriter.emit import typed
 from rewriter.graph import Carry, Loop, reads, variant_values
 from rewriter.orient import evaluate
 from rewriter.partition import Partition
+from rewriter.prefetch import bind_residual, sliced_rows
 from rewriter.recurrence import Reduction
 
 Env = dict[Any, Any]
@@ -125,14 +126,16 @@ def _residual_scan(
     body = jc.build_jaxpr(
         [*consts, *(c.var for c in carries), *xs], outs, eqns, loop.like
     )
-    out = jc.bind_scan(
-        mark(body, "residual"),
+    sliced = sliced_rows(eqns, xs)
+    out = bind_residual(
+        body,
         [
             plan.consts[v] if v in plan.consts else typed(steps[v].get(plan.args), v)
             for v in consts
         ],
         [typed(entry[c.var], c.var) for c in carries],
         [stacked[v] for v in xs],
+        [k for k, v in enumerate(xs) if v in sliced],
         length=length,
         reverse=loop.reverse,
         unroll=loop.unroll,

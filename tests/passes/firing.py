@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
+import passes
+from passes.loop_distribution import LoopDistribution
 from rewriter import Report, optimize
 from rewriter.jax_compat import sub_jaxprs
 from rewriter.printer import walk
 from tests.helpers import assert_equivalent
 
 SETTINGS = ("numerics", "memory_budget", "disable", "require")
+
+
+@contextmanager
+def distributed_for_any_gain() -> Iterator[None]:
+    """Let the distribution take loops for which it expects next to nothing."""
+    pipeline = tuple(
+        replace(p, min_gain=0.01, min_gain_scan=0.01)
+        if isinstance(p, LoopDistribution)
+        else p
+        for p in passes.DEFAULT_PIPELINE
+    )
+    with mock.patch("passes.DEFAULT_PIPELINE", pipeline):
+        yield
 
 
 def report_of(fn: Callable, args: Any, **options: Any) -> Report:

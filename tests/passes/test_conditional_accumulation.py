@@ -7,13 +7,24 @@ import pytest
 from jax import lax
 
 from tests.helpers import Cases, assert_equivalent, random
-from tests.passes.firing import assert_declines, assert_fires
+from tests.passes.firing import (
+    assert_declines,
+    assert_fires,
+    distributed_for_any_gain,
+)
 
 NAME = "conditional-accumulation"
-N, D = 400, 64
+N, D = 2000, 64
 W, X = random(D, D, scale=0.2), random(N, D, seed=1)
 FLAG = random(N, seed=2)
 fires, declines = Cases(), Cases()
+
+
+@pytest.fixture(autouse=True)
+def any_gain():
+    """Whether the distribution pays is not the matter here."""
+    with distributed_for_any_gain():
+        yield
 
 
 def _dear(x, w):

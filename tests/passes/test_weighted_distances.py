@@ -1,5 +1,7 @@
 """Distances with weights or scales of the features, by both passes for distances."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,18 +46,40 @@ CASES = [(form, weights, "normal") for form in FORMS for weights in WEIGHTS]
 CASES += [(form, w, "clusters") for form in ("weights", "divided") for w in WEIGHTS]
 
 
+def _all(form, x, y, w):
+    return lax.map(lambda p: FORMS[form](y, p, w), x)
+
+
+def _decided(form, x, y, w):
+    def row(p):
+        d = FORMS[form](y, p, w)
+        return jnp.argmin(d), lax.top_k(-d, 3)[1], jnp.sum(d < 20.0)
+
+    return lax.map(row, x)
+
+
+@functools.cache
+def both(step, form, code):
+    """Return a program, optimised, and as it is: one compilation for all data."""
+    plain = functools.partial(step, form)
+    f = optimize(plain)
+    shapes = ((N, D), (100 + M, D), (D,))
+    assert code in codes(f.explain(*(jax.ShapeDtypeStruct(s, "f") for s in shapes)))
+    return f, jax.jit(plain)
+
+
 @pytest.mark.parametrize(("form", "weights", "data"), CASES)
 def test_distances(form, weights, data):
     """As accurate as the loop beside a float64 run, special values at their places."""
     (x, y), w = _points(data), WEIGHTS[weights].astype("f")
-    f = lambda x, y, w: lax.map(lambda p: FORMS[form](y, p, w), x)  # noqa: E731
-    assert "pairwise-distance/product" in codes(optimize(f).explain(x, y, w))
-    old, new = np.asarray(jax.jit(f)(x, y, w)), np.asarray(optimize(f)(x, y, w))
+    new, plain = both(_all, form, "pairwise-distance/product")
+    old, new = np.asarray(plain(x, y, w)), np.asarray(new(x, y, w))
     np.testing.assert_array_equal(np.isnan(old), np.isnan(new))
     np.testing.assert_array_equal(np.isinf(old), np.isinf(new))
     with jax.enable_x64(True), np.errstate(all="ignore"):
         wide = [np.float64(v) for v in (x, y, w)]
-        true, whole = np.asarray(f(*wide)), np.asarray(f(*wide[:2], abs(wide[2])))
+        true = np.asarray(plain(*wide))
+        whole = np.asarray(plain(*wide[:2], abs(wide[2])))
     ok = np.isfinite(old) & np.isfinite(whole)
     scale = np.maximum(whole[ok], 1e-30)  # not what is denormal
     error = lambda a: np.max(abs(a[ok] - true[ok]) / scale, initial=0)  # noqa: E731
@@ -69,15 +93,8 @@ def test_decisions(form, weights, data):
     """The loop's own answers."""
     (x, y), w = _points(data), WEIGHTS[weights].astype("f")
 
-    def f(x, y, w):
-        def row(p):
-            d = FORMS[form](y, p, w)
-            return jnp.argmin(d), lax.top_k(-d, 3)[1], jnp.sum(d < 20.0)
-
-        return lax.map(row, x)
-
-    assert "distance-rows/rows" in codes(optimize(f).explain(x, y, w))
-    for a, b in zip(jax.jit(f)(x, y, w), optimize(f)(x, y, w), strict=True):
+    new, old = both(_decided, form, "distance-rows/rows")
+    for a, b in zip(old(x, y, w), new(x, y, w), strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
 
 
