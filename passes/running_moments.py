@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
+from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.cost import nbytes
@@ -206,25 +207,55 @@ def _is_exact(dtype: Any) -> bool:
     return bool(number) and dtype.itemsize >= 4
 
 
+def _measured(rows: Any, back: bool, has_squares: bool) -> tuple[Any, Any, Any]:
+    """Return the rows' offsets, what they are off, and the mean of the offsets."""
+    length = rows.shape[0]
+    first, last = (rows[-1], rows[0]) if back else (rows[0], rows[-1])
+    scale = 0.5 ** (length - 1).bit_length()  # exact; no partial sum overflows
+    at_last = (last - first) * scale
+
+    def whole() -> tuple[Any, Any]:
+        total = jnp.sum((rows - first) * scale, axis=0)
+        return total, ~jnp.isfinite(total)
+
+    def in_parts() -> tuple[Any, Any]:
+        earlier = rows[1:] if back else rows[:-1]
+        total = jnp.sum((earlier - first) * scale, axis=0)
+        lost = ~jnp.isfinite(total)  # an infinity: inf - inf in the step after
+        return total + at_last, lost
+
+    total, lost = lax.cond(jnp.all(jnp.isfinite(at_last)), whole, in_parts)
+    near = first + total * (1 / (scale * length))
+    near = jnp.where(lost, jnp.asarray(jnp.nan, rows.dtype), near)
+    off = rows - near
+
+    def corrected() -> Any:
+        more = jnp.mean(rows - near, axis=0)
+        return jnp.where(jnp.isfinite(more), more, 0)
+
+    if not has_squares:
+        return off, near, corrected()
+    # far from zero, rounding the mean itself is the larger error
+    spread = jnp.sqrt(jnp.sum(off * off, axis=0) / length)
+    is_sure = jnp.abs(near - first) + spread <= 4 * jnp.abs(near)
+    return (
+        off,
+        near,
+        lax.cond(jnp.all(is_sure), lambda: jnp.zeros_like(near), corrected),
+    )
+
+
 def _two_pass(loop: Loop, group: Moments) -> Loop:
     """Return the loop with the group's rows as an output."""
     key, length = fresh_key(loop), loop.length
     init, start = group.mean.init, group.start
+    seen: list[Any] = []  # the last outputs, and what was made of them
 
     def about(out: Outputs) -> tuple[Any, Any, Any]:
-        """Return the rows' offsets, what they are off, and the mean of the offsets."""
-        rows = out.stacks[key]
-        back = loop.reverse
-        first, last = (rows[-1], rows[0]) if back else (rows[0], rows[-1])
-        earlier = rows[1:] if back else rows[:-1]
-        scale = 0.5 ** (length - 1).bit_length()  # exact; no partial sum overflows
-        total = jnp.sum((earlier - first) * scale, axis=0)
-        lost = ~jnp.isfinite(total)  # an infinity: inf - inf in the step after
-        total += (last - first) * scale
-        near = first + total * (1 / (scale * length))
-        near = jnp.where(lost, jnp.asarray(jnp.nan, rows.dtype), near)
-        more = jnp.mean(rows - near, axis=0)
-        return rows - near, near, jnp.where(jnp.isfinite(more), more, 0)
+        if not seen or seen[0] is not out:
+            rows = out.stacks[key]
+            seen[:] = [out, _measured(rows, loop.reverse, bool(group.squares))]
+        return seen[1]
 
     def merged(out: Outputs) -> tuple[Any, Any, Any]:
         """Return the mean of the rows, the initial mean, and zero or NaN."""
