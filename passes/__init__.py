@@ -28,6 +28,7 @@ from passes.residual_recomputation import ResidualRecomputation
 from passes.row_checkpoint import RowCheckpoint
 from passes.running_moments import RunningMoments
 from passes.running_softmax import RunningSoftmax
+from passes.sparse_accumulation import SparseAccumulation
 from passes.table_layout import TableLayout
 from passes.table_recurrence import TableRecurrence
 from passes.triangular_fill import TriangularFill
@@ -45,6 +46,7 @@ DEFAULT_PIPELINE = (
     BufferWrite(),  # arrays that are only filled
     TriangularFill(),  # late: tables filled up to the outer counter
     TriangularLoop(),  # late: bounds that are outer counters
+    SparseAccumulation(),  # late: rows in place, before the zeros become a constant
     ConditionalAccumulation(),  # late: sums inside of conds
     MaskedAccumulation(),  # late: sums under a condition
     ClosedSum(),  # late: sums that are formulas

@@ -84,8 +84,8 @@ class Verdict:
     """What became of one loop of the user's program, and why.
 
     Attributes:
-        outcome: `batched`, `blocked`, `distributed`, `sectioned`; `vectorized`, `fused`
-            or `unrolled` (a loop is left, made faster); or `kept`.
+        outcome: `batched`, `blocked`, `distributed`, `sectioned`; `vectorized`,
+            `fused`, `sparse` or `unrolled` (a loop is left, made faster); or `kept`.
         trip_count: number of steps, None if it is not known at compile time.
         bytes_at_once: bytes of stacked rows alive at once in the rewritten program.
         notes: what was recognised on the way.

@@ -19,7 +19,7 @@ from tests.helpers import assert_same, loops_left, random, run_python
 X = random(64, 16)
 W = random(16, 16, seed=1)
 OUTCOMES = {"batched", "blocked", "distributed", "sectioned", "vectorized"}
-OUTCOMES |= {"fused", "unrolled", "kept"}
+OUTCOMES |= {"fused", "sparse", "unrolled", "kept"}
 KINDS = {"passed", "missed", "failed", "analysis"}
 
 

@@ -358,12 +358,18 @@ def _affine(a, w=None):
     return lax.fori_loop(0, 1000, body, (jnp.ones(64), 0.0))
 
 
+def _lookup(e, words):
+    step = lambda h, i: (jnp.tanh(h + e[i]), None)  # noqa: E731
+    return lax.scan(step, jnp.zeros(e.shape[1]), words)[0].sum()
+
+
 ROWS = random(400, 64)
 PROGRAMS |= {
     "branches": (_grouped, ROWS, W),
     "few branches": (_grouped, ROWS[:6], W),
     "while in a branch": (functools.partial(_grouped, otherwise=_root), ROWS, W),
     "sum in a branch": (_conditional, ROWS, W),
+    "lookup": (jax.grad(_lookup), random(100, 8), jnp.arange(40)),
     "closed sum": (_affine, jnp.float32(1.5)),
     "sum beside products": (_affine, jnp.float32(1.5), W),
 }
