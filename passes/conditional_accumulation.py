@@ -22,8 +22,8 @@ Before and after (run as a test):
 ...     def step(acc, x):
 ...         dear = lambda acc: acc + jnp.tanh(W @ jnp.tanh(W @ x))
 ...         return jax.lax.cond(x[0] > 2, dear, lambda acc: acc, acc), None
-...     return jax.lax.scan(step, jnp.zeros(128), X)[0]
->>> report = explain(f)(jnp.ones((128, 128)), jnp.ones((2000, 128)))
+...     return jax.lax.scan(step, jnp.zeros(64), X)[0]
+>>> report = explain(f)(jnp.ones((64, 64)), jnp.ones((2000, 64)))
 >>> report.verdicts[0].outcome
 'batched'
 
