@@ -231,6 +231,8 @@ def _held(eqn: Any, branches: list[Any], model: Any, overhead: float) -> str:
             return "holds an operation of another library"
         if contains(inner, "while"):
             return "holds a while loop"
+        if contains(inner, "pure_callback"):
+            return "holds a callback"
         if dear(inner, model, overhead):
             return "holds another cond with a dear branch"
     return ""

@@ -3,6 +3,7 @@
 What it does: a sum whose terms are affine in the counter, or in other integers that are
 known at every step, with coefficients that no step changes, is computed from the sum
 (integers) or the mean (floats) of those integers: no loop and no row of terms is left.
+Of floats only products and quotients: a mean would be rounded before a difference.
 
 Why it pays: one evaluation of the term instead of one per step.
 
@@ -39,6 +40,7 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.cost import Model
+from rewriter.exact import ends, integers, total, wrapped
 from rewriter.graph import Loop, Outputs, prune, reads, replace_final
 from rewriter.indices import Affine, Known
 from rewriter.legality import is_foreign, unbatchable
@@ -52,13 +54,12 @@ _VIEWS = frozenset(
         "broadcast_in_dim",
         "convert_element_type",
         "neg",
-        "reduce_sum",
         "reshape",
         "squeeze",
         "transpose",
     }
 )
-_SUMS = frozenset({"add", "add_any", "sub"})
+_SUMS = frozenset({"add", "add_any", "sub", "reduce_sum"})
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,13 @@ class Closed:
     reduction: Reduction
     eqns: tuple[Any, ...]
     known: tuple[tuple[Any, Known], ...]
+
+    @property
+    def reads(self) -> set[Any]:
+        """All that the terms and their equations read."""
+        terms = [t.atom for t in self.reduction.terms]
+        found = {v for v in terms if not isinstance(v, jc.Literal)}
+        return found.union(*(reads(e) for e in self.eqns))
 
 
 @dataclass(frozen=True)
@@ -172,6 +180,13 @@ def _closed(loop: Loop, reduction: Reduction) -> Closed | None:
         if term.atom not in known or dtype.kind == "f":
             return None
         used[term.atom] = known[term.atom]
+    if dtype.kind == "f":  # the conversion of a known integer must be exact
+        most = 2.0 ** (jnp.finfo(dtype).nmant + 1)
+        if any(
+            np.max(abs(ends(k, loop.length).astype(np.float64))) > most
+            for k in used.values()
+        ):
+            return None
     return Closed(reduction, tuple(eqns), tuple(used.items()))
 
 
@@ -207,7 +222,7 @@ def _is_affine(eqn: Any, changing: list[Any], reads_known: bool, dtype: Any) -> 
         v.aval.dtype != (dtype if whole else out) for v in (*eqn.invars, *eqn.outvars)
     ):
         return False
-    if name in _VIEWS or name in _SUMS:
+    if name in _VIEWS or (name in _SUMS and whole):
         return True
     if name == "mul":
         return len(changing) == 1
@@ -221,28 +236,34 @@ def _total(loop: Loop, closed: Closed) -> Callable[[Outputs], Any]:
     dtype = aval.dtype
 
     def whole(consts: dict[Any, Any]) -> list[Any]:
-        def wrapped(known: Known, aval: Any, times: int) -> Any:
-            return _wrapped(times * _sum(known, length), aval)
+        def at(known: Known, aval: Any, times: int) -> Any:
+            value = integers(lambda v: times * v, total(known, length))
+            return wrapped(value, aval)
 
-        at_sum = _terms(closed, consts, lambda k, aval: wrapped(k, aval, 1))
-        at_zero = _terms(closed, consts, lambda k, aval: wrapped(k, aval, 0))
+        at_sum = _terms(closed, consts, lambda k, aval: at(k, aval, 1))
+        at_zero = _terms(closed, consts, lambda k, aval: at(k, aval, 0))
         more = np.asarray(length - 1).astype(aval.dtype)
         return [one + none * more for one, none in zip(at_sum, at_zero, strict=True)]
 
     def rounded(consts: dict[Any, Any]) -> list[Any]:
         def mean(known: Known, aval: Any) -> Any:
-            value = (_sum(known, length) / length).astype(np.float64)
+            value = np.asarray(total(known, length), object).astype(np.float64) / length
             return np.broadcast_to(value, aval.shape).astype(dtype)
 
+        def largest(known: Known, aval: Any) -> Any:
+            value = abs(ends(known, length).astype(np.float64)).max(axis=0)
+            return np.broadcast_to(value, aval.shape).astype(dtype)
+
+        values: list[Any] = []  # at the largest step; no other has larger ones
+        at_most = _terms(closed, consts, largest, values)
         sums = [one * length for one in _terms(closed, consts, mean)]
-        read = {v for e in closed.eqns for v in reads(e)}
-        read |= {t.atom for t in reduction.terms if not isinstance(t.atom, jc.Literal)}
-        floats = [
-            x for v, x in consts.items() if v in read and v.aval.dtype.kind == "f"
-        ]
-        finite = jnp.stack([jnp.all(jnp.isfinite(x)) for x in (*floats, *sums)])
+        values += [one * length for one in at_most] + sums
+        values += [x for v, x in consts.items() if v in closed.reads]
+        floats = [jnp.all(jnp.isfinite(x)) for x in values if x.dtype.kind == "f"]
         return lax.cond(
-            jnp.all(finite), lambda: sums, lambda: _by_rows(closed, consts, length)
+            jnp.all(jnp.stack(floats)),
+            lambda: sums,
+            lambda: _by_rows(closed, consts, length),
         )
 
     def get(out: Outputs) -> Any:
@@ -274,35 +295,29 @@ def _at(known: Known, j: Any, aval: Any) -> Any:
     return known.base.astype(aval.dtype) + step * j.astype(aval.dtype)
 
 
-def _sum(known: Known, length: int) -> np.ndarray:
-    """Return the sum of the values at all steps, as Python integers."""
-    if isinstance(known, Affine):
-        base, step = known.base.astype(object), known.step.astype(object)
-        return np.asarray(base * length + step * (length * (length - 1) // 2))
-    return np.asarray(known.rows.astype(object).sum(axis=0))
-
-
 def _terms(
-    closed: Closed, consts: dict[Any, Any], value: Callable[[Known, Any], Any]
+    closed: Closed,
+    consts: dict[Any, Any],
+    value: Callable[[Known, Any], Any],
+    made: list[Any] | None = None,
 ) -> list[Any]:
-    """Evaluate the terms with some value in place of each known integer."""
+    """Evaluate the terms with some value in place of each known integer.
+
+    All that is computed on the way is appended to `made`.
+    """
     aval = closed.reduction.carry.var.aval
     env = dict(consts)
     for v, known in closed.known:
         env[v] = value(known, v.aval)
     for eqn in closed.eqns:
         ins = [x.val if isinstance(x, jc.Literal) else env[x] for x in eqn.invars]
-        env.update(zip(eqn.outvars, jc.rebind(eqn, ins), strict=True))
-    out = []
+        out = jc.rebind(eqn, ins)
+        env.update(zip(eqn.outvars, out, strict=True))
+        if made is not None:
+            made += out
+    terms = []
     for term in closed.reduction.terms:
         atom = term.atom
         x = atom.val if isinstance(atom, jc.Literal) else env[atom]
-        out.append(jnp.broadcast_to(jnp.asarray(x, aval.dtype), aval.shape))
-    return out
-
-
-def _wrapped(value: np.ndarray, aval: Any) -> np.ndarray:
-    """Return Python integers wrapped to an integer type."""
-    bits = 8 * aval.dtype.itemsize
-    wrapped = (np.broadcast_to(value, aval.shape) % (1 << bits)).astype(np.uint64)
-    return wrapped.astype(f"u{aval.dtype.itemsize}").view(aval.dtype)
+        terms.append(jnp.broadcast_to(jnp.asarray(x, aval.dtype), aval.shape))
+    return terms

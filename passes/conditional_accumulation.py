@@ -150,6 +150,10 @@ class ConditionalAccumulation(LoopPass):
                 lambda *values, cond=cond: _moved(cond, values), _atoms(eqn), eqn
             )
             mapping.update(zip(eqn.outvars, outs, strict=True))
+        for var, new in mapping.items():  # a branch may hand through what another made
+            while not isinstance(new, jc.Literal) and new in mapping:
+                new = mapping[new]
+            mapping[var] = new
         eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
         return substitute(loop.replace(eqns=eqns), mapping)
 

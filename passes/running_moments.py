@@ -212,15 +212,15 @@ def _measured(rows: Any, back: bool, has_squares: bool) -> tuple[Any, Any, Any]:
     length = rows.shape[0]
     first, last = (rows[-1], rows[0]) if back else (rows[0], rows[-1])
     scale = 0.5 ** (length - 1).bit_length()  # exact; no partial sum overflows
-    at_last = (last - first) * scale
+    at_last = last * scale - first * scale  # the difference may overflow
 
     def whole() -> tuple[Any, Any]:
-        total = jnp.sum((rows - first) * scale, axis=0)
+        total = jnp.sum(rows * scale - first * scale, axis=0)
         return total, ~jnp.isfinite(total)
 
     def in_parts() -> tuple[Any, Any]:
         earlier = rows[1:] if back else rows[:-1]
-        total = jnp.sum((earlier - first) * scale, axis=0)
+        total = jnp.sum(earlier * scale - first * scale, axis=0)
         lost = ~jnp.isfinite(total)  # an infinity: inf - inf in the step after
         return total + at_last, lost
 
@@ -237,7 +237,10 @@ def _measured(rows: Any, back: bool, has_squares: bool) -> tuple[Any, Any, Any]:
         return off, near, corrected()
     # far from zero, rounding the mean itself is the larger error
     spread = jnp.sqrt(jnp.sum(off * off, axis=0) / length)
-    is_sure = jnp.abs(near - first) + spread <= 4 * jnp.abs(near)
+    info = jnp.finfo(rows.dtype)
+    least = float(info.tiny) ** 0.5 / float(info.eps)  # squares do not vanish
+    size = jnp.abs(near)
+    is_sure = (jnp.abs(near - first) + spread <= 4 * size) & (size > least)
     return (
         off,
         near,

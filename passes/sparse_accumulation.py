@@ -81,24 +81,7 @@ class SparseAccumulation(LoopPass):
 
     def match(self, loop: Loop, ctx: Context) -> Tables | Remark:
         """Find carries that only add, and zeros with rows among what they add."""
-        body, count, users = Body(loop.eqns), uses(loop), users_of(loop.eqns)
-        found = []
-        for carry in loop.carries:
-            if not jc.is_array_aval(carry.var.aval) or jc.is_extended(carry.var.aval):
-                continue
-            chain = accumulation(loop.eqns, carry.var, carry.out, count, users)
-            if chain is None or chain.family != "sum":
-                continue
-            if any(t.negative for t in chain.terms):
-                continue
-            gone = [loop.eqns[i] for i in chain.eqns]
-            sparse: list[Any] = []
-            dense: list[Any] = []
-            for term in chain.terms:
-                _leaves(term.atom, body, count, carry, sparse, dense, gone)
-            if sparse:
-                table = Table(carry, tuple(sparse), tuple(dense), tuple(gone))
-                found.append(table)
+        found = _tables(loop)
         if not found:
             return self.NONE.at(loop.location)
         remark = self.FOUND.at(
@@ -113,9 +96,39 @@ class SparseAccumulation(LoopPass):
         """Add the rows in place."""
         loop = plan.loop
         assert loop is not None
-        for table in plan.tables:
-            loop = _in_place(loop, table)
+        while tables := _tables(loop):  # one may read what another has become
+            loop = _in_place(loop, tables[0])
         return loop
+
+
+def _tables(loop: Loop) -> list[Table]:
+    """Return the carries that add zeros with rows, and what they add."""
+    body, count, users = Body(loop.eqns), uses(loop), users_of(loop.eqns)
+    found = []
+    for carry in loop.carries:
+        if not _is_long(carry.var.aval):
+            continue
+        chain = accumulation(loop.eqns, carry.var, carry.out, count, users)
+        if chain is None or chain.family != "sum":
+            continue
+        if any(t.negative for t in chain.terms):
+            continue
+        gone = [loop.eqns[i] for i in chain.eqns]
+        sparse: list[Any] = []
+        dense: list[Any] = []
+        for term in chain.terms:
+            _leaves(term.atom, body, count, carry, sparse, dense, gone)
+        if sparse:
+            found.append(Table(carry, tuple(sparse), tuple(dense), tuple(gone)))
+    return found
+
+
+def _is_long(aval: Any) -> bool:
+    """Whether a carry is an array of numbers whose sums may be reordered."""
+    if not jc.is_array_aval(aval) or jc.is_extended(aval):
+        return False
+    kind, size = aval.dtype.kind, aval.dtype.itemsize
+    return kind in "iu" or (kind in "fc" and size >= 4)
 
 
 def _leaves(

@@ -187,8 +187,10 @@ def _meaning(eqn: Any, mapping: Mapping[Any, Any]) -> Any:
 
 
 def literal(atom: Any) -> float | None:
-    """Return the value of a scalar literal."""
+    """Return the value of a real scalar literal."""
     if not isinstance(atom, jc.Literal) or np.size(atom.val) != 1:
+        return None
+    if np.iscomplexobj(atom.val):
         return None
     return float(np.asarray(atom.val).reshape(()))
 

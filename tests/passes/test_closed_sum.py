@@ -32,12 +32,11 @@ FLOATS = {
     "odd": (lambda i, a, b, c: (2 * i + 1) * a, 3.0),
     "vector": (lambda i, a, b, c: (2 * i + 1) * c, [1.0]),
     "offsets": (lambda i, a, b, c: c * (i + jnp.arange(8)), [0.0]),
-    "square": (lambda i, a, b, c: a * (i * i) + b * i, 0.0),
-    "divided": (lambda i, a, b, c: (a + b * i) / 7 - c[0] / b, 0.0),
+    "square": (lambda i, a, b, c: -a * (i * i), 0.0),
+    "divided": (lambda i, a, b, c: b * i / (7 * a), 0.0),
     "constant": (lambda i, a, b, c: a, 0.0),
     "alternating": (lambda i, a, b, c: jnp.where(i % 2 == 0, 2, 4) * a, 0.0),
-    "inner": (lambda i, a, b, c: jnp.sum(jnp.sin(a) * (c * i)), 0.0),
-    "centred": (lambda i, a, b, c: (i - 499.5) * c, [0.0]),
+    "around zero": (lambda i, a, b, c: (2 * i - 999) * c, [0.0]),
 }
 
 
@@ -62,6 +61,36 @@ def test_not_finite(name, bad):
         far = ~np.isfinite(want)
         np.testing.assert_array_equal(got[far], want[far])
         np.testing.assert_allclose(got[~far], want[~far], 1e-4, 0.02)
+
+
+@pytest.mark.parametrize(
+    ("f", "c"),
+    [
+        (sum_of(lambda i, c: (jnp.int32(i) - 500) * c), 1e37),
+        (sum_of(lambda i, c: ((i - 500) * c) / c), 1e38),
+    ],
+)
+def test_terms_that_overflow(f, c):
+    """Infinite at some steps, though not at the mean."""
+    got, want = optimize(f)(np.float32(c)), jax.jit(f)(np.float32(c))
+    assert np.isfinite(got) == np.isfinite(want)
+
+
+WIDE = {
+    "weak": lambda c: lax.fori_loop(0, 100, lambda i, s: s + (2 * i + 1) * c, 0),
+    "large": lambda c: lax.fori_loop(
+        jnp.int64(2**62), jnp.int64(2**62 + 100), lambda i, s: s + (i + 1) * c, c
+    ),
+    "floats": lambda c: lax.fori_loop(
+        jnp.int64(2**50), jnp.int64(2**50 + 99), lambda i, s: s + i * (c * 0.1), 0.0
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_wide(name):
+    with jax.enable_x64(True):
+        assert_fires(NAME, WIDE[name], (np.int64(7),), "closed")
 
 
 def test_overflow():
@@ -101,9 +130,7 @@ def _stacked_beside(a):
 
 @fires.add(A, loops=0)
 def _backward(a):
-    return lax.scan(
-        lambda s, i: (s - (a * i + 1), None), 0.0, jnp.arange(N), reverse=True
-    )
+    return lax.scan(lambda s, i: (s - a * i, None), 0.0, jnp.arange(N), reverse=True)
 
 
 @fires.add(A, B, loops=0)
@@ -145,6 +172,18 @@ def _wraps_before_it_is_a_float(a):
 
 
 @declines.add(A)
+def _difference_of_floats(a):
+    """The rounding of one mean would count for every step."""
+    return lax.fori_loop(0, N, lambda i, s: s + (i - 499.5) * a, 0.0)
+
+
+@declines.add(A)
+def _not_exact_as_a_float(a):
+    start = 2**24
+    return lax.fori_loop(start, start + 9, lambda i, s: s + i * a, 0.0)
+
+
+@declines.add(A)
 def _every_prefix_is_read(a):
     def step(s, i):
         s = s + a * i
@@ -181,7 +220,7 @@ def test_declines(fn, args, options):
 
 @pytest.mark.parametrize("length", [2, 3])
 def test_few_steps(length):
-    f = sum_of(lambda i, a, c: a * i + c, [0.0], length)
+    f = sum_of(lambda i, a, c: i * c / a, [0.0], length)
     assert_fires(NAME, f, (A, C), "closed", oracle=True)
 
 

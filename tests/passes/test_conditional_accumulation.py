@@ -120,6 +120,21 @@ def _beside_other_results(x, w, flag):
     return lax.scan(step, jnp.zeros(D), (x, flag))
 
 
+@fires.add(*ARGS)
+def _one_cond_hands_on_what_another_made(x, w, flag):
+    """Both branches return an operand: `switch` gives the operand itself."""
+
+    def step(s, xf):
+        (a, b), (x, f) = s, xf
+        yes = lambda a: (a + _dear(x, w), 2 * x)  # noqa: E731
+        a, y = lax.cond(f > 0, yes, lambda a: (a, x), a)
+        more = lambda b, y: (b + _dear(y, w), y)  # noqa: E731
+        b, z = lax.cond(f > 1, more, lambda b, y: (b, y), b, y)
+        return (a, b), z[0]
+
+    return lax.scan(step, (jnp.zeros_like(x[0]),) * 2, (x, flag))
+
+
 @declines.add(*ARGS)
 def _read_in_a_branch(x, w, flag):
     return _steps(lambda c, x, w: c + _dear(x + 0.01 * c, w))(x, w, flag)

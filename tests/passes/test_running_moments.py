@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from rewriter import optimize
 from tests.fuzz import eager_rewriting
 from tests.helpers import Cases, random
 from tests.passes.firing import assert_declines, assert_fires
@@ -309,3 +310,32 @@ def _rows_over_the_budget(x):
 @pytest.mark.parametrize(("fn", "args", "options"), declines)
 def test_declines(fn, args, options):
     assert_declines(NAME, fn, args, **{"oracle": True} | options)
+
+
+FAR = {
+    "tiny": np.random.default_rng(1).random(100) * 1e-36,
+    "tiny and offset": 1e-30 * (3 + np.random.default_rng(1).random(100)),
+    "from end to end": np.array([-1.8e38, 0, 0, 0, 0, 1.8e38]),
+}
+
+
+@pytest.mark.parametrize("name", FAR)
+def test_sizes_near_the_ends(name):
+    """Squares that vanish and differences that overflow do not reach the mean."""
+    x = FAR[name].astype(np.float32)[:, None]
+
+    def f(x):
+        def step(c, row):
+            n, mean, m2 = c
+            n = n + 1
+            delta = row - mean
+            mean = mean + delta / n
+            return (n, mean, m2 + delta * (row - mean)), None
+
+        zero = jnp.zeros(1)
+        return lax.scan(step, (0.0, zero, zero), x)[0][1:]
+
+    true = x.astype(np.float64).mean()
+    loop, ours = (np.asarray(g(x)[0], np.float64) for g in (jax.jit(f), optimize(f)))
+    bound = max(2 * abs(loop - true), 16 * 2.0**-24 * np.abs(x).max())
+    assert abs(ours - true) <= bound

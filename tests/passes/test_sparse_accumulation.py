@@ -88,6 +88,37 @@ def _integers(words):
     return lax.scan(step, jnp.zeros(V, jnp.int32), words)[0]
 
 
+@fires.add(random(N, 2), WORDS)
+def _one_table_reads_another(x, words):
+    zeros = lambda: jnp.zeros((V, 2))  # noqa: E731
+
+    def step(s, xi):
+        (a, b), (x, i) = s, xi
+        a = a + zeros().at[i].set(x)
+        b = b + (a + zeros().at[i + 1].set(2 * x))
+        return (a, b), None
+
+    return lax.scan(step, (zeros(), zeros()), (x, words))[0]
+
+
+@declines.add(random(N, 2).astype(np.complex64), WORDS)
+def _complex(x, words):
+    def step(total, s):
+        x, i = s
+        return total + jnp.zeros((V, 2), x.dtype).at[i].set(x), None
+
+    return lax.scan(step, jnp.ones((V, 2), x.dtype), (x, words))[0]
+
+
+@declines.add(random(N, 2).astype(np.float16), WORDS)
+def _short_floats(x, words):
+    def step(total, s):
+        x, i = s
+        return total + jnp.zeros((V, 2), x.dtype).at[i].set(x), None
+
+    return lax.scan(step, jnp.ones((V, 2), x.dtype), (x, words))[0]
+
+
 @declines.add(random(N, 2), WORDS)
 def _read_by_the_step(x, words):
     def step(total, s):

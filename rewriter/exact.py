@@ -1,0 +1,44 @@
+"""Exact integers over a trip: sums and ends of known values that do not wrap."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from rewriter.indices import Affine, Known
+
+
+def total(known: Known, length: int) -> np.ndarray:
+    """Return the sum of the values at all steps, as Python integers."""
+    if isinstance(known, Affine):
+        pairs = length * (length - 1) // 2
+        return integers(lambda b, s: b * length + s * pairs, known.base, known.step)
+    return integers(int, known.rows.astype(object).sum(axis=0))
+
+
+def ends(known: Known, length: int) -> np.ndarray:
+    """Return rows among which are the largest and the smallest value."""
+    if not isinstance(known, Affine):
+        return known.rows.astype(object)
+    last = integers(lambda b, s: b + s * (length - 1), known.base, known.step)
+    return np.stack([integers(int, known.base), last])
+
+
+def integers(fun: Callable[..., int], *arrays: Any) -> np.ndarray:
+    """Apply a function of Python integers, which do not wrap, elementwise."""
+    arrays = np.broadcast_arrays(*arrays)
+    flat = [
+        fun(*map(int, values)) for values in zip(*(a.flat for a in arrays), strict=True)
+    ]
+    out = np.empty(len(flat), object)
+    out[:] = flat
+    return out.reshape(arrays[0].shape)
+
+
+def wrapped(value: np.ndarray, aval: Any) -> np.ndarray:
+    """Return Python integers wrapped to an integer type."""
+    bits = 8 * aval.dtype.itemsize
+    wrapped = integers(lambda v: v % (1 << bits), np.broadcast_to(value, aval.shape))
+    return wrapped.astype(f"u{aval.dtype.itemsize}").view(aval.dtype)
