@@ -15,12 +15,12 @@ from tests.generate import Program, random_program
 from tests.generate_compare import check, check_report
 
 CHUNK = 20  # programs per test
-VALUES = range(0, 120, CHUNK)
-EAGER = range(500, 580, CHUNK)
-GRADIENTS = range(1000, 1060, CHUNK)
+VALUES = range(0, 80, CHUNK)
+EAGER = range(500, 560, CHUNK)
+GRADIENTS = range(1000, 1040, CHUNK)
 VMAPPED = range(1500, 1520, CHUNK)
-STRICT = range(2000, 2040, CHUNK)
-REPORTS = range(3000, 3060, CHUNK)
+STRICT = range(2000, 2020, CHUNK)
+REPORTS = range(3000, 3040, CHUNK)
 GROUPS = range(4000, 4002)
 
 
