@@ -38,9 +38,9 @@ def test_sliced_rows(name):
     assert sliced_rows(body.jaxpr.eqns, [row]) == ([row] if is_sliced else [])
 
 
-@pytest.mark.parametrize("ahead", [[], [0], [1], [0, 2], [0, 1, 2]])
+@pytest.mark.parametrize("ahead", [[], [1], [0, 2], [0, 1, 2]])
 @pytest.mark.parametrize("reverse", [False, True])
-@pytest.mark.parametrize("length", [1, 2, 9])
+@pytest.mark.parametrize("length", [1, 9])
 def test_same_as_a_scan(length, reverse, ahead):
     """Every row at its own step, whichever are loaded ahead."""
     w, start = random(5), np.float32(0.5)
