@@ -41,9 +41,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
-from rewriter.cost import nbytes
+from rewriter.cost import Model, nbytes
 from rewriter.dependence import dependence_graph
-from rewriter.graph import Loop, substitute, variant_values
+from rewriter.graph import Loop, edited, variant_values
 from rewriter.grouping import Grouped
 from rewriter.legality import contains, dear, is_foreign, unbatchable
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
@@ -121,23 +121,23 @@ class BranchGrouping(LoopPass):
         if not isinstance(loop.length, int):
             return self.NONE.at(where)
         overhead = ctx.model.overhead(loop.eqns)
-        places = [
-            i
-            for i, e in enumerate(loop.eqns)
+        conds = [
+            e
+            for e in loop.eqns
             if e.primitive.name == "cond" and dear(e, ctx.model, overhead)
         ]
-        if not places:
+        if not conds:
             return self.NONE.at(where)
         dep = dependence_graph(loop, ctx.options.numerics, {})
         core = {id(n.eqn) for n in dep.nodes if dep.is_core(n.id)}
         seeds = {v for v, _ in loop.xs} | {c.var for c in loop.counters}
         variant = variant_values(loop.eqns, seeds | {c.var for c in loop.carries})
         found, reason = [], None
-        for eqn in (loop.eqns[i] for i in places):
+        for eqn in conds:
             index = eqn.invars[0]
             if id(eqn) in core or isinstance(index, jc.Literal) or index not in variant:
                 continue
-            form = self._form(eqn, variant, loop, ctx)
+            form = self._form(eqn, variant, loop, ctx.model, overhead)
             if isinstance(form, Grouped):
                 found.append((eqn, form))
             else:
@@ -159,39 +159,31 @@ class BranchGrouping(LoopPass):
             outs = [jc.fresh_var(v.aval) for v in eqn.outvars]
             alone = eqn.replace(invars=inputs, outvars=outs)
             body = jc.close_jaxpr(jc.build_jaxpr(inputs, outs, [alone], loop.like))
-            atoms = [v for v in eqn.invars if not isinstance(v, jc.Literal)]
-
-            def call(*values: Any, eqn: Any = eqn, body: Any = body, form: Any = form):
-                given = iter(values)
-                filled = [
-                    v.val if isinstance(v, jc.Literal) else next(given)
-                    for v in eqn.invars
-                ]
-                return tuple(rowwise(body, form, filled))
-
-            edits[id(eqn)], made = jc.traced_equations(call, atoms, eqn)
+            edits[id(eqn)], made = jc.traced_equations(
+                lambda *values, body=body, form=form: rowwise(body, form, values),
+                eqn.invars,
+                eqn,
+            )
             mapping.update(zip(eqn.outvars, made, strict=True))
-        eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
-        return substitute(loop.replace(eqns=eqns), mapping)
+        return edited(loop, edits, mapping)
 
     def _form(
-        self, eqn: Any, variant: set[Any], loop: Loop, ctx: Context
+        self, eqn: Any, variant: set[Any], loop: Loop, model: Model, overhead: float
     ) -> Grouped | Remark:
         """Return the batched form of a cond, or why it has none."""
         branches = [jc.open_jaxpr(b) for b in eqn.params["branches"]]
-        overhead = ctx.model.overhead(loop.eqns)
-        reason = _held(eqn, branches, ctx.model, overhead)
+        reason = _held(eqn, branches, model, overhead)
         if reason:
             return self.HELD.at(loop.location, reason=reason)
         mapped = [not isinstance(v, jc.Literal) and v in variant for v in eqn.invars]
-        machine = ctx.model.machine
+        machine = model.machine
         moved = sum(nbytes(v) for v, m in zip(eqn.invars, mapped, strict=True) if m)
         written = sum(nbytes(v) for v in eqn.outvars)
         fixed = machine.row_call + written * machine.byte_stored
         grouping = machine.kernel + (moved + written) * machine.byte_copied
         rows = self.blocks[0]
-        batched = [ctx.model.in_block(b, mapped[1:], rows) for b in branches]
-        before = [ctx.model.body(b) + overhead for b in branches]
+        batched = [model.in_block(b, mapped[1:], rows) for b in branches]
+        before = [model.body(b) + overhead for b in branches]
         ways = [Way(own, fixed, grouping, batched) for own in _choices(batched)]
         way = min(ways, key=lambda w: w.worst(before)[0])
         loss, worst = way.worst(before)
@@ -219,7 +211,7 @@ def _choices(batched: Sequence[float]) -> list[tuple[bool, ...]]:
     return [tuple(ns > least for ns in batched) for least in (-1.0, *batched)]
 
 
-def _held(eqn: Any, branches: list[Any], model: Any, overhead: float) -> str:
+def _held(eqn: Any, branches: list[Any], model: Model, overhead: float) -> str:
     """Return what keeps a cond's branches from being batched, or nothing."""
     reason = unbatchable(eqn)
     if reason:

@@ -40,10 +40,12 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.cost import Model
-from rewriter.exact import ends, integers, total, wrapped
+from rewriter.emit import value_of
+from rewriter.exact import integers, largest, total, wrapped
 from rewriter.graph import Loop, Outputs, prune, reads, replace_final
 from rewriter.indices import Affine, Known
 from rewriter.legality import is_foreign, unbatchable
+from rewriter.orient import evaluate
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.patterns import merged
 from rewriter.recurrence import Reduction, may_reorder, reduction_of, users_of, uses
@@ -182,10 +184,7 @@ def _closed(loop: Loop, reduction: Reduction) -> Closed | None:
         used[term.atom] = known[term.atom]
     if dtype.kind == "f":  # the conversion of a known integer must be exact
         most = 2.0 ** (jnp.finfo(dtype).nmant + 1)
-        if any(
-            np.max(abs(ends(k, loop.length).astype(np.float64))) > most
-            for k in used.values()
-        ):
+        if any(np.max(largest(k, loop.length)) > most for k in used.values()):
             return None
     return Closed(reduction, tuple(eqns), tuple(used.items()))
 
@@ -250,14 +249,14 @@ def _total(loop: Loop, closed: Closed) -> Callable[[Outputs], Any]:
             value = np.asarray(total(known, length), object).astype(np.float64) / length
             return np.broadcast_to(value, aval.shape).astype(dtype)
 
-        def largest(known: Known, aval: Any) -> Any:
-            value = abs(ends(known, length).astype(np.float64)).max(axis=0)
-            return np.broadcast_to(value, aval.shape).astype(dtype)
+        def most(known: Known, aval: Any) -> Any:
+            return np.broadcast_to(largest(known, length), aval.shape).astype(dtype)
 
-        values: list[Any] = []  # at the largest step; no other has larger ones
-        at_most = _terms(closed, consts, largest, values)
+        # no other step has larger values
+        env = _evaluated(closed, consts, most)
+        values = [env[v] for e in closed.eqns for v in e.outvars]
         sums = [one * length for one in _terms(closed, consts, mean)]
-        values += [one * length for one in at_most] + sums
+        values += [one * length for one in _read(closed, env)] + sums
         values += [x for v, x in consts.items() if v in closed.reads]
         floats = [jnp.all(jnp.isfinite(x)) for x in values if x.dtype.kind == "f"]
         return lax.cond(
@@ -296,28 +295,25 @@ def _at(known: Known, j: Any, aval: Any) -> Any:
 
 
 def _terms(
-    closed: Closed,
-    consts: dict[Any, Any],
-    value: Callable[[Known, Any], Any],
-    made: list[Any] | None = None,
+    closed: Closed, consts: dict[Any, Any], value: Callable[[Known, Any], Any]
 ) -> list[Any]:
-    """Evaluate the terms with some value in place of each known integer.
+    """Return the terms with some value in place of each known integer."""
+    return _read(closed, _evaluated(closed, consts, value))
 
-    All that is computed on the way is appended to `made`.
-    """
+
+def _evaluated(
+    closed: Closed, consts: dict[Any, Any], value: Callable[[Known, Any], Any]
+) -> dict[Any, Any]:
+    """Evaluate the equations with some value in place of each known integer."""
+    env = consts | {v: value(known, v.aval) for v, known in closed.known}
+    evaluate(closed.eqns, env, set())
+    return env
+
+
+def _read(closed: Closed, env: dict[Any, Any]) -> list[Any]:
+    """Return the terms in the type of the sum."""
     aval = closed.reduction.carry.var.aval
-    env = dict(consts)
-    for v, known in closed.known:
-        env[v] = value(known, v.aval)
-    for eqn in closed.eqns:
-        ins = [x.val if isinstance(x, jc.Literal) else env[x] for x in eqn.invars]
-        out = jc.rebind(eqn, ins)
-        env.update(zip(eqn.outvars, out, strict=True))
-        if made is not None:
-            made += out
-    terms = []
-    for term in closed.reduction.terms:
-        atom = term.atom
-        x = atom.val if isinstance(atom, jc.Literal) else env[atom]
-        terms.append(jnp.broadcast_to(jnp.asarray(x, aval.dtype), aval.shape))
-    return terms
+    return [
+        jnp.broadcast_to(jnp.asarray(value_of(t.atom, env), aval.dtype), aval.shape)
+        for t in closed.reduction.terms
+    ]

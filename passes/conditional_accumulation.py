@@ -42,9 +42,11 @@ import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.graph import Carry, Loop, substitute
+from rewriter.emit import value_of
+from rewriter.graph import Carry, Loop, edited
 from rewriter.inline import inline
 from rewriter.legality import dear, unbatchable
+from rewriter.orient import evaluate
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.patterns import merged
 from rewriter.recurrence import (
@@ -147,15 +149,10 @@ class ConditionalAccumulation(LoopPass):
         for cond in plan.conds:
             eqn = cond.eqn
             edits[id(eqn)], outs = jc.traced_equations(
-                lambda *values, cond=cond: _moved(cond, values), _atoms(eqn), eqn
+                lambda *values, cond=cond: _moved(cond, values), eqn.invars, eqn
             )
             mapping.update(zip(eqn.outvars, outs, strict=True))
-        for var, new in mapping.items():  # a branch may hand through what another made
-            while not isinstance(new, jc.Literal) and new in mapping:
-                new = mapping[new]
-            mapping[var] = new
-        eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
-        return substitute(loop.replace(eqns=eqns), mapping)
+        return edited(loop, edits, mapping)
 
 
 def _branch(closed: Any) -> Branch:
@@ -166,10 +163,6 @@ def _branch(closed: Any) -> Branch:
     )
     count, users = count_reads(eqns, outs), users_of(eqns)
     return Branch(tuple(body.invars), tuple(eqns), outs, count, users)
-
-
-def _atoms(eqn: Any) -> list[Any]:
-    return list(dict.fromkeys(v for v in eqn.invars if not isinstance(v, jc.Literal)))
 
 
 def _updated(
@@ -202,11 +195,7 @@ def _updated(
 def _moved(cond: Cond, values: Sequence[Any]) -> list[Any]:
     """Run the cond without the carries, and add to them what it gives."""
     eqn, updated = cond.eqn, cond.updated
-    env = dict(zip(_atoms(eqn), values, strict=True))
-    index, *operands = (
-        jnp.asarray(v.val, jc.dtype_of(v)) if isinstance(v, jc.Literal) else env[v]
-        for v in eqn.invars
-    )
+    index, *operands = values
     gone = {u.operand for u in updated}
     kept = [k for k in range(len(operands)) if k not in gone]
     branches = [
@@ -233,13 +222,12 @@ def _without_carries(
     skipped = {i for u in updated for i in u.branches[which].eqns}
     known = {branch.inputs[k]: x for k, x in zip(kept, given, strict=True)}
 
-    def read(atom: Any) -> Any:
-        return atom.val if isinstance(atom, jc.Literal) else known[atom]
+    own = [e for i, e in enumerate(branch.eqns) if i not in skipped]
+    evaluate(own, known, set())
 
-    for i, eqn in enumerate(branch.eqns):
-        if i not in skipped:
-            out = jc.rebind(eqn, [read(v) for v in eqn.invars])
-            known.update(zip(eqn.outvars, out, strict=True))
+    def read(atom: Any) -> Any:
+        return value_of(atom, known)
+
     mine = {u.output for u in updated}
     others = [read(a) for k, a in enumerate(branch.outs) if k not in mine]
     return others, [_terms(u, u.branches[which], read) for u in updated]

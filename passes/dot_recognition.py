@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 
 from rewriter import jax_compat as jc
 from rewriter.cost import elements
-from rewriter.graph import Loop, reads, substitute, variant_values
+from rewriter.graph import Loop, edited, reads, variant_values
 from rewriter.network import Network, network
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.remarks import Remark, missed, passed
@@ -170,8 +170,7 @@ class DotRecognition(LoopPass):
         assert loop is not None
         edits = {id(net.root): eqns for net, eqns, _ in plan.found}
         mapping = {net.root.outvars[0]: out for net, _, out in plan.found}
-        eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
-        return substitute(loop.replace(eqns=eqns), mapping)
+        return edited(loop, edits, mapping)
 
 
 def _vanishing(used: Sequence[Any], loop: Loop) -> list[Any]:

@@ -38,7 +38,7 @@ from rewriter import jax_compat as jc
 from rewriter.cost import nbytes
 from rewriter.emit import emit_loop
 from rewriter.features import FeatureReduction, components, feature_reduction
-from rewriter.graph import Loop, Source, prune, reads, substitute, variant_values
+from rewriter.graph import Loop, Source, edited, prune, reads, variant_values
 from rewriter.pass_base import Context, Emission, LoopPass, Phase, Plan
 from rewriter.planes import ELEMENTWISE
 from rewriter.remarks import Remark, missed, passed
@@ -140,8 +140,7 @@ class FeaturePlanes(LoopPass):
                 one.root,
             )
             mapping[one.root.outvars[0]] = out
-        eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
-        new = substitute(loop.replace(eqns=eqns, consts=tuple(consts)), mapping)
+        new = edited(loop.replace(consts=tuple(consts)), edits, mapping)
         return lambda args: emit_loop(prune(new), args)
 
 

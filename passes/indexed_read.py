@@ -35,7 +35,7 @@ from jax import lax
 from rewriter import jax_compat as jc
 from rewriter.buffers import Access, Indices, read_access
 from rewriter.cost import nbytes
-from rewriter.graph import Loop, Source, substitute
+from rewriter.graph import Loop, Source, edited
 from rewriter.indices import Affine
 from rewriter.pass_base import Context, LoopPass, Plan
 from rewriter.remarks import Remark, missed, passed
@@ -122,8 +122,7 @@ class IndexedRead(LoopPass):
                 mapping[eqn.outvars[0]] = out
             if key is not None:
                 shared[key] = out
-        eqns = [n for e in loop.eqns for n in edits.get(id(e), [e])]
-        return substitute(loop.replace(eqns=tuple(eqns), xs=tuple(xs)), mapping)
+        return edited(loop.replace(xs=tuple(xs)), edits, mapping)
 
 
 def _only_squeezed(loop: Loop, eqn: Any, access: Access) -> list[Any]:

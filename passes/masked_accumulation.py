@@ -37,7 +37,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.graph import Carry, Loop, substitute
+from rewriter.graph import Carry, Loop, edited
 from rewriter.legality import dear, unbatchable
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.patterns import Body, merged
@@ -59,18 +59,10 @@ class Guarded:
     @property
     def atoms(self) -> list[Any]:
         """What `masked` takes."""
-        atoms = [self.selection.invars[0], self.var, self.term]
-        return [v for v in atoms if not isinstance(v, jc.Literal)]
+        return [self.selection.invars[0], self.var, self.term]
 
-    def masked(self, *values: Any) -> Any:
+    def masked(self, p: Any, c: Any, value: Any) -> Any:
         """Return the update that keeps the carry by an identity."""
-        given = iter(values)
-        p, c, value = (
-            jnp.asarray(v.val, jc.dtype_of(v))
-            if isinstance(v, jc.Literal)
-            else next(given)
-            for v in (self.selection.invars[0], self.var, self.term)
-        )
         none = jnp.full(c.shape, identity(self.step.primitive.name, c.dtype), c.dtype)
         value = jnp.broadcast_to(value, c.shape)
         cases = (none, value) if self.if_true else (value, none)
@@ -142,8 +134,7 @@ class MaskedAccumulation(LoopPass):
         for eqn in plan.conds:
             edits[id(eqn)], outs = _unfolded(eqn, made)
             mapping.update(zip(eqn.outvars, outs, strict=True))
-        eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
-        return substitute(loop.replace(eqns=eqns), mapping)
+        return edited(loop, edits, mapping)
 
 
 def _guarded(loop: Loop, carry: Carry, body: Body) -> Guarded | None:
@@ -205,19 +196,9 @@ def _unfolded(eqn: Any, made: Any) -> tuple[list[Any], list[Any]]:
         predicate = maker.invars[0]
         if len(branches) == 2 and predicate.aval.dtype == jnp.bool_:
             index = predicate
-    operands = [index, *eqn.invars[1:]]
-    atoms = [v for v in operands if not isinstance(v, jc.Literal)]
 
-    def run(*values: Any) -> list[Any]:
-        given = iter(values)
-        ins = [
-            jnp.asarray(v.val, jc.dtype_of(v))
-            if isinstance(v, jc.Literal)
-            else next(given)
-            for v in operands
-        ]
-        which: Any = ins[0]
-        cases = [_evaluated(b, ins[1:]) for b in branches]
+    def run(which: Any, *values: Any) -> list[Any]:
+        cases = [_evaluated(b, values) for b in branches]
         if which.dtype != jnp.bool_:
             which = lax.clamp(
                 jnp.zeros((), which.dtype),
@@ -226,7 +207,7 @@ def _unfolded(eqn: Any, made: Any) -> tuple[list[Any], list[Any]]:
             )
         return [lax.select_n(which, *outs) for outs in zip(*cases, strict=True)]
 
-    return jc.traced_equations(run, atoms, eqn)
+    return jc.traced_equations(run, [index, *eqn.invars[1:]], eqn)
 
 
 def _evaluated(closed: Any, values: Sequence[Any]) -> list[Any]:

@@ -39,10 +39,10 @@ import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.graph import Carry, Loop, substitute
+from rewriter.graph import Carry, Loop, edited
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.patterns import Body, literal
-from rewriter.recurrence import accumulation, users_of, uses
+from rewriter.recurrence import accumulation, is_long_float, users_of, uses
 from rewriter.remarks import Remark, missed, passed
 
 _SUMS = ("add", "add_any")
@@ -60,10 +60,9 @@ class Table:
 
 @dataclass(frozen=True)
 class Tables(Plan):
-    """The tables of a loop."""
+    """A loop with tables."""
 
     loop: Loop | None = None
-    tables: tuple[Table, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ class SparseAccumulation(LoopPass):
             size=max(t.carry.var.aval.size for t in found),
             rows=max(_rows(e).aval.size for t in found for e in t.sparse),
         )
-        return Tables(remark, "sparse", loop, tuple(found))
+        return Tables(remark, "sparse", loop)
 
     def rewrite(self, plan: Tables) -> Loop:
         """Add the rows in place."""
@@ -127,8 +126,7 @@ def _is_long(aval: Any) -> bool:
     """Whether a carry is an array of numbers whose sums may be reordered."""
     if not jc.is_array_aval(aval) or jc.is_extended(aval):
         return False
-    kind, size = aval.dtype.kind, aval.dtype.itemsize
-    return kind in "iu" or (kind in "fc" and size >= 4)
+    return aval.dtype.kind in "iu" or is_long_float(aval.dtype)
 
 
 def _leaves(
@@ -183,31 +181,21 @@ def _in_place(loop: Loop, table: Table) -> Loop:
     """Return the loop with the rows added to the carry itself."""
     carry, at = table.carry, table.gone[-1]
     operands = [v for e in table.sparse for v in e.invars[1:]]
-    atoms = [carry.var, *table.dense, *operands]
-    atoms = list(dict.fromkeys(v for v in atoms if not isinstance(v, jc.Literal)))
 
-    def updated(*values: Any) -> Any:
-        env = dict(zip(atoms, values, strict=True))
-
-        def read(v: Any) -> Any:
-            return v.val if isinstance(v, jc.Literal) else env[v]
-
-        total = read(carry.var)
-        for term in table.dense:
-            total = total + jnp.broadcast_to(read(term), total.shape)
+    def updated(total: Any, *values: Any) -> Any:
+        given = iter(values)
+        for _ in table.dense:
+            total = total + jnp.broadcast_to(next(given), total.shape)
         for eqn in table.sparse:
-            total = _added(eqn, total, [read(v) for v in eqn.invars[1:]])
+            total = _added(eqn, total, [next(given) for _ in eqn.invars[1:]])
         return jc.coerce(total, carry.var.aval)
 
+    atoms = [carry.var, *table.dense, *operands]
     added, (out,) = jc.traced_equations(updated, atoms, at)
-    gone = {id(e) for e in table.gone}
-    last = max(i for i, e in enumerate(loop.eqns) if id(e) in gone)
-    eqns = [
-        n
-        for i, e in enumerate(loop.eqns)
-        for n in ([] if id(e) in gone else [e]) + (added if i == last else [])
-    ]
-    return substitute(loop.replace(eqns=tuple(eqns)), {carry.out: out})
+    edits: dict[int, list[Any]] = {id(e): [] for e in table.gone}
+    last = next(e for e in reversed(loop.eqns) if id(e) in edits)
+    edits[id(last)] = added
+    return edited(loop, edits, {carry.out: out})
 
 
 def _added(eqn: Any, total: Any, operands: Sequence[Any]) -> Any:

@@ -32,7 +32,7 @@ from jax import lax
 
 from rewriter import jax_compat as jc
 from rewriter.cost import nbytes
-from rewriter.graph import Loop, Source, substitute
+from rewriter.graph import Loop, Source, edited
 from rewriter.pass_base import Context, LoopPass, Phase, Plan
 from rewriter.remarks import Remark, missed, passed
 
@@ -123,8 +123,7 @@ class TableLayout(LoopPass):
             )
             edits[id(eqn)] = added
             mapping[eqn.outvars[0]] = out
-        eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
-        return substitute(loop.replace(eqns=eqns, consts=tuple(consts)), mapping)
+        return edited(loop.replace(consts=tuple(consts)), edits, mapping)
 
 
 def _rows(table: Any, index: Any, params: Any) -> Any:

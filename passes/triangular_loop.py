@@ -42,7 +42,7 @@ import numpy as np
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.graph import Loop, substitute
+from rewriter.graph import Loop, edited
 from rewriter.indices import TABLE_LIMIT
 from rewriter.inline import inline
 from rewriter.legality import contains, unbatchable
@@ -132,8 +132,7 @@ class TriangularLoop(LoopPass):
                 lambda *values, inner=inner: _masked(inner, values), atoms, inner.eqn
             )
             mapping.update(zip(inner.eqn.outvars, outs, strict=True))
-        eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
-        return substitute(loop.replace(eqns=eqns), mapping)
+        return edited(loop, edits, mapping)
 
 
 def _only_accumulates(eqn: Any, counter: int, bound: int) -> bool:

@@ -18,12 +18,10 @@ def total(known: Known, length: int) -> np.ndarray:
     return integers(int, known.rows.astype(object).sum(axis=0))
 
 
-def ends(known: Known, length: int) -> np.ndarray:
-    """Return rows among which are the largest and the smallest value."""
-    if not isinstance(known, Affine):
-        return known.rows.astype(object)
-    last = integers(lambda b, s: b + s * (length - 1), known.base, known.step)
-    return np.stack([integers(int, known.base), last])
+def largest(known: Known, length: int) -> np.ndarray:
+    """Return the largest magnitude at any step, as floats."""
+    rows = known.ends(length) if isinstance(known, Affine) else known.rows
+    return np.max(np.abs(np.asarray(rows, np.float64)), axis=0)
 
 
 def integers(fun: Callable[..., int], *arrays: Any) -> np.ndarray:

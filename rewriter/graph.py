@@ -357,6 +357,22 @@ def substitute(loop: Loop, mapping: Mapping[Any, Any]) -> Loop:
     )
 
 
+def edited(
+    loop: Loop, edits: Mapping[int, Sequence[Any]], mapping: Mapping[Any, Any]
+) -> Loop:
+    """Put equations in place of others, by their `id`, and atoms for variables.
+
+    An atom may itself be a variable that is replaced.
+    """
+    ends = dict(mapping)
+    for var, atom in ends.items():
+        while not isinstance(atom, jc.Literal) and atom in mapping:
+            atom = mapping[atom]
+        ends[var] = atom
+    eqns = tuple(n for e in loop.eqns for n in edits.get(id(e), [e]))
+    return substitute(loop.replace(eqns=eqns), ends)
+
+
 def variant_values(eqns: Sequence[Any], seeds: set[Any]) -> set[Any]:
     """Return the seeds and all values that depend on them."""
     found = set(seeds)

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from rewriter import jax_compat as jc
-from rewriter.emit import emitted
+from rewriter.emit import emitted, value_of
 from rewriter.graph import variant_values
 from rewriter.orient import evaluate
 
@@ -63,12 +63,7 @@ class Grouped:
             env = dict(zip(body.constvars, branch.consts, strict=True))
             env.update(zip(body.invars, row, strict=True))
             evaluate(body.eqns, env, variant)
-            return [
-                jnp.asarray(
-                    a.val if isinstance(a, jc.Literal) else env[a], jc.dtype_of(a)
-                )
-                for a in body.outvars
-            ]
+            return [value_of(a, env) for a in body.outvars]
 
         axes = [0 if m else None for m in flags]
         return jax.vmap(one, in_axes=axes, axis_size=count)(*operands)

@@ -516,7 +516,7 @@ def traced_equations(
 ) -> tuple[list[Any], list[Any]]:
     """Trace `fun` at the types of `atoms` and return its equations on them.
 
-    The equations stand at the place of `like`; constants are not allowed.
+    They stand at the place of `like`. Atoms may be literals; there are no constants.
     """
 
     def flat(*values: Any) -> list[Any]:

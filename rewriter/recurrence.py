@@ -221,5 +221,9 @@ def may_reorder(reduction: Reduction, numerics: str) -> bool:
     """
     if reduction.is_exact:
         return True
-    dtype = np.dtype(reduction.carry.var.aval.dtype)
-    return numerics != "strict" and dtype.kind in "fc" and dtype.itemsize >= 4
+    return numerics != "strict" and is_long_float(reduction.carry.var.aval.dtype)
+
+
+def is_long_float(dtype: Any) -> bool:
+    """Whether sums of a type are rounded, and not so short that they stall."""
+    return np.dtype(dtype).kind in "fc" and np.dtype(dtype).itemsize >= 4
