@@ -45,7 +45,7 @@ def called(mapped=(True, False)):
 
 def same(got, want):
     for a, b in zip(got, want, strict=True):
-        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(a), np.asarray(b), rtol=1e-6, atol=1e-6)
 
 
 def test_one_row():
